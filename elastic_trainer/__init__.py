@@ -1,0 +1,82 @@
+"""Elastic training of PyTorch models on Ray: a run that loses workers goes on, and no sample is lost or trained twice.
+
+The names here are the public ones; everything else may change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_trainer.cluster.local import LocalCluster
+    from elastic_trainer.config import DataConfig, JobConfig, ScalingConfig, TimeoutsConfig
+    from elastic_trainer.data.prepare import prepare
+    from elastic_trainer.errors import (
+        ClusterError,
+        ConfigError,
+        DataError,
+        ElasticTrainerError,
+        ResourcesError,
+        RunFailed,
+        RunFolderError,
+        TaskError,
+    )
+    from elastic_trainer.trainer import ElasticTrainer, Result
+    from elastic_trainer.training.batches import Batch
+    from elastic_trainer.training.run import Run
+    from elastic_trainer.training.step import Step
+    from elastic_trainer.training.task import TrainTask
+
+__all__ = [
+    "Batch",
+    "ClusterError",
+    "ConfigError",
+    "DataConfig",
+    "DataError",
+    "ElasticTrainer",
+    "ElasticTrainerError",
+    "JobConfig",
+    "LocalCluster",
+    "ResourcesError",
+    "Result",
+    "Run",
+    "RunFailed",
+    "RunFolderError",
+    "ScalingConfig",
+    "Step",
+    "TaskError",
+    "TimeoutsConfig",
+    "TrainTask",
+    "prepare",
+]
+
+_HOME = {
+    "Batch": "elastic_trainer.training.batches",
+    "ClusterError": "elastic_trainer.errors",
+    "ConfigError": "elastic_trainer.errors",
+    "DataConfig": "elastic_trainer.config",
+    "DataError": "elastic_trainer.errors",
+    "ElasticTrainer": "elastic_trainer.trainer",
+    "ElasticTrainerError": "elastic_trainer.errors",
+    "JobConfig": "elastic_trainer.config",
+    "LocalCluster": "elastic_trainer.cluster.local",
+    "ResourcesError": "elastic_trainer.errors",
+    "Result": "elastic_trainer.trainer",
+    "Run": "elastic_trainer.training.run",
+    "RunFailed": "elastic_trainer.errors",
+    "RunFolderError": "elastic_trainer.errors",
+    "ScalingConfig": "elastic_trainer.config",
+    "Step": "elastic_trainer.training.step",
+    "TaskError": "elastic_trainer.errors",
+    "TimeoutsConfig": "elastic_trainer.config",
+    "TrainTask": "elastic_trainer.training.task",
+    "prepare": "elastic_trainer.data.prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # torch and Ray take seconds to import, and the run's small actors need neither all of them nor the user's API
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

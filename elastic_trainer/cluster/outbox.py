@@ -1,0 +1,53 @@
+"""A worker's lines on their way to the controller: kept by every rank, sent by rank 0, dropped when acknowledged.
+
+If rank 0 dies, the next rank 0 still has what was not acknowledged, so no done step is missing from the ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from elastic_trainer.observability.lines import Line, NoteLine, StepLine
+
+
+class Outbox:
+    """Thread-safe: the main thread records, main and control thread take."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Line] = []
+        self._sent = 0  # of `_kept`, from the front
+        self.is_sender = False
+
+    def record(self, line: Line) -> None:
+        """Keep a line."""
+        with self._lock:
+            self._kept.append(line)
+
+    def take(self) -> tuple[Line, ...]:
+        """The lines to send now: all unsent ones on rank 0, a worker's own notes elsewhere."""
+        with self._lock:
+            unsent = self._kept[self._sent :]
+            if self.is_sender:
+                self._sent = len(self._kept)
+                return tuple(unsent)
+            notes = tuple(line for line in unsent if isinstance(line, NoteLine))
+            if notes:
+                self._kept = self._kept[: self._sent] + [line for line in unsent if not isinstance(line, NoteLine)]
+            return notes
+
+    def become(self, *, sender: bool) -> None:
+        """Begin a generation as the rank that sends, or not; a new sender sends all that is not acknowledged."""
+        with self._lock:
+            if sender and not self.is_sender:
+                self._sent = 0
+            self.is_sender = sender
+
+    def acknowledge(self, steps: int) -> None:
+        """Forget lines of steps below `steps`, and what was recorded before them."""
+        with self._lock:
+            last = max(
+                (i for i, line in enumerate(self._kept) if isinstance(line, StepLine) and line.step < steps), default=-1
+            )
+            self._kept = self._kept[last + 1 :]
+            self._sent = max(0, self._sent - (last + 1))

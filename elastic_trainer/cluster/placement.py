@@ -1,0 +1,55 @@
+"""Placement: one group per elastic unit, because a larger one can neither be resized nor recover piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+)
+
+
+def workers_that_fit(resources_per_worker: Mapping[str, float]) -> int:
+    """How many workers the cluster's living nodes can hold, taken as if they were empty."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # a sum of tenths falls short of its whole number by rounding
+    return sum(
+        min(math.floor(node.get(name, 0.0) / need + 1e-9) for name, need in resources_per_worker.items())
+        for node in nodes
+    )
+
+
+def describe_cluster() -> str:
+    """What the living nodes have, in words: `2 nodes with {CPU: 4}, {CPU: 2}`."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    shown = [describe({name: n for name, n in sorted(node.items()) if _is_of_interest(name)}) for node in nodes]
+    return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {', '.join(shown)}"
+
+
+def describe(resources: Mapping[str, float]) -> str:
+    """Resources in words: `{CPU: 0.5, GPU: 1}`."""
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in resources.items()) + "}"
+
+
+def reserve(name: str, resources: Mapping[str, float]) -> PlacementGroup:
+    """Ask for the resources of one elastic unit; returns before they are there."""
+    return placement_group([dict(resources)], strategy="STRICT_PACK", name=name, lifetime="detached")
+
+
+def is_reserved(group: PlacementGroup, timeout_s: float) -> bool:
+    """Wait until a unit's resources are there; blocks."""
+    return bool(group.wait(timeout_s))
+
+
+def node_of(group: PlacementGroup) -> str:
+    """The node id on which a reserved unit lies; blocks for one round trip."""
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return str(next(iter(nodes.values())))
+
+
+def _is_of_interest(name: str) -> bool:
+    return not name.startswith(("node:", "memory", "object_store_memory", "bundle_"))

@@ -1,0 +1,100 @@
+"""Operating-system processes seen through /proc: who descends from whom, who carries a mark, who is still the same.
+
+A process is named by pid and start time, so that nothing here can hit a pid that was used again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class ProcessId(NamedTuple):
+    """A process, for life: `start_ticks` is the kernel's start time in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+def this_process() -> ProcessId:
+    """The calling process."""
+    found = process_of(os.getpid())
+    assert found is not None
+    return found
+
+
+def process_of(pid: int) -> ProcessId | None:
+    """The process that has `pid` now, or None; a zombie counts as gone."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else ProcessId(pid, int(fields[19]))
+
+
+def descendants(pid: int) -> list[ProcessId]:
+    """Every process below `pid`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    alive: dict[int, ProcessId] = {}
+    for each in _all_pids():
+        fields = _stat(each)
+        if fields is None:
+            continue
+        children.setdefault(int(fields[1]), []).append(each)
+        if fields[0] != "Z":
+            alive[each] = ProcessId(each, int(fields[19]))
+    found, todo = [], list(children.get(pid, ()))
+    while todo:
+        each = todo.pop()
+        todo.extend(children.get(each, ()))
+        if each in alive:
+            found.append(alive[each])
+    return found
+
+
+def with_mark(name: str, value: str) -> list[ProcessId]:
+    """Every process whose environment held `name=value` when it was started or forked.
+
+    An environment mark survives what a process group or a session does not: `setsid`, double forks, re-parenting.
+    """
+    wanted = f"{name}={value}".encode()
+    found = []
+    for pid in _all_pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                marked = wanted in file.read().split(b"\0")
+        except OSError:
+            continue
+        process = process_of(pid) if marked else None
+        if process is not None:
+            found.append(process)
+    return found
+
+
+def kill_all(processes: Iterable[ProcessId], signum: signal.Signals = signal.SIGKILL) -> None:
+    """Signal every one of `processes` that is still itself."""
+    for process in processes:
+        if process_of(process.pid) == process:
+            try:
+                os.kill(process.pid, signum)
+            except ProcessLookupError:
+                continue
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot, on this machine."""
+    with open("/proc/vmstat") as file:
+        counters = dict(line.split() for line in file)
+    return int(counters.get("oom_kill", 0))
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the command's name may hold spaces and parentheses; the state follows the last one
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return None

@@ -1,0 +1,132 @@
+"""The worker actor: user code in its main thread, a control thread beside it that talks to the node agent.
+
+While `run()` is in the main thread no Ray call reaches the actor, so orders come by long-polling the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+
+from elastic_trainer.cluster.messages import Orders, Report
+from elastic_trainer.cluster.outbox import Outbox
+from elastic_trainer.cluster.processes import this_process
+from elastic_trainer.control.effects import FormGeneration
+from elastic_trainer.control.events import Event
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.vocabulary import Worker
+
+MARK = "ELASTIC_TRAINER_WORKER"
+EXIT_WITHOUT_AGENT = 70
+
+
+def mark_of(run_name: str, worker: Worker) -> str:
+    """The value of the environment mark that a worker's process and all its children carry."""
+    return f"{run_name}:{worker}"
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker process needs to begin.
+
+    `task` is a pickled function that makes the task. It comes through Ray only, never from storage, and is opened in
+    workers only: it imports the user's modules and torch.
+    """
+
+    run_name: str
+    worker: Worker
+    task: bytes
+    settings: TrainSettings
+    import_paths: tuple[str, ...]
+    threads: int
+
+
+class WorkerActor:
+    """Plain class; `controller.py` makes it a Ray actor with the resources of its elastic unit."""
+
+    def run(self, agent: ActorHandle, spec: WorkerSpec) -> None:
+        """Live as this worker until the run ends."""
+        link = _Link(agent, spec.worker)
+        link.begin()
+        for path in reversed(spec.import_paths):
+            if path not in sys.path:
+                sys.path.insert(0, path)
+        _work(link, spec)
+        link.flush()
+
+    def ended(self) -> None:
+        """The tripwire: queued behind `run()`, it fails at once when the process dies."""
+
+
+def _work(link: _Link, spec: WorkerSpec) -> None:
+    # imported here, in the worker, after the agent knows the process: it takes a second and may itself fail
+    import torch
+
+    from elastic_trainer.training.entry import work
+    from elastic_trainer.training.gloo import GlooBackend, interface_of
+    from elastic_trainer.training.mailbox import Mailbox
+
+    torch.set_num_threads(spec.threads)
+    interface = interface_of(ray.util.get_node_ip_address())
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    mailbox = Mailbox(link.report, link.outbox.record)
+    backend = GlooBackend(spec.run_name, spec.settings.form_s, spec.settings.collective_s)
+    link.deliver_to(mailbox)
+    work(lambda: cloudpickle.loads(spec.task)(), spec.worker, spec.settings, mailbox, backend)
+
+
+class _Link:
+    """Reports out at once, orders in by a thread that waits for them."""
+
+    def __init__(self, agent: ActorHandle, worker: Worker) -> None:
+        self._agent = agent
+        self._worker = worker
+        self.outbox = Outbox()
+        self._mailbox: Any = None
+        self._early: list[Any] = []
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Tell the agent who lives here, and listen."""
+        ray.get(self._agent.report.remote(Report(self._worker, process=this_process())))
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def deliver_to(self, mailbox: Any) -> None:
+        """Orders go to this mailbox from now on, those that came before it first."""
+        with self._lock:
+            self._mailbox = mailbox
+            for order in self._early:
+                mailbox.put(order)
+
+    def report(self, event: Event) -> None:
+        """Send an event now, behind the lines recorded before it."""
+        self._agent.report.remote(Report(self._worker, self.outbox.take(), (event,)))
+
+    def flush(self) -> None:
+        """Send what is left and wait for it to arrive."""
+        ray.get(self._agent.report.remote(Report(self._worker, self.outbox.take())))
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                answer: Orders = ray.get(self._agent.exchange.remote(Report(self._worker, self.outbox.take())))
+            except Exception:
+                # without its agent nobody could order this worker, nor reap what it leaves
+                os._exit(EXIT_WITHOUT_AGENT)
+            self.outbox.acknowledge(answer.acknowledged)
+            for order in answer.orders:
+                if isinstance(order, FormGeneration) and self._worker in order.ranks:
+                    self.outbox.become(sender=order.ranks[0] == self._worker)
+                with self._lock:
+                    if self._mailbox is None:
+                        self._early.append(order)
+                    else:
+                        self._mailbox.put(order)

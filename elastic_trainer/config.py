@@ -1,0 +1,266 @@
+"""What a user may set: a job file or `JobConfig(...)`, checked before anything starts.
+
+A field's description says what it means and why its default is what it is; `elastic-trainer config schema` prints them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from elastic_trainer.errors import ConfigError, did_you_mean
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(_Section):
+    """Where the samples come from, and in what portions they are read."""
+
+    train: str = Field(description="Dataset folder to train on, made by `elastic-trainer prepare`.")
+    evaluation: str | None = Field(None, description="Dataset folder for the task's evaluate(); none: no evaluation.")
+    drop_last: bool = Field(
+        False,
+        description="Leave out the samples of an epoch that do not fill a last step. Off: each sample is trained.",
+    )
+    window_bytes: Positive = Field(
+        256 << 20,
+        description="Bound of the data of one window (the samples of K steps) over all workers; a worker holds two "
+        "windows of its share. 256 MiB lets whole row groups be read for all but the largest batches.",
+    )
+
+
+class ScalingConfig(_Section):
+    """How many workers, and what each needs."""
+
+    min_workers: Positive = Field(1, description="Below this the run waits. 1: a run goes on as long as one is left.")
+    max_workers: Positive | None = Field(
+        None, description="At most so many train. Unset: as many as the cluster can hold at first start."
+    )
+    resources_per_worker: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {"CPU": 1.0}, description="What Ray reserves for each worker, such as {CPU: 2} or {CPU: 0.5}."
+    )
+    wait_s: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="How long a start waits until min_workers have found their resources. 0: not at all, because the "
+        "cluster that a run starts for itself does not grow.",
+    )
+
+
+class TimeoutsConfig(_Section):
+    """Bounds, not detectors: faults are told by sockets, processes and orders long before."""
+
+    form_s: Seconds = Field(
+        20.0,
+        description="Bound of forming a process group. It takes milliseconds; 20 s leaves room for a machine whose "
+        "cores are all taken and for slow name look-ups (5 s were seen).",
+    )
+    leave_s: Seconds = Field(
+        300.0,
+        description="How long a worker may take to leave its group before its process is replaced. It leaves between "
+        "two micro-batches, and a first one that compiles was seen to take minutes.",
+    )
+    collective_s: Seconds = Field(
+        1800.0,
+        description="gloo's own bound of one collective. Longer than any step may differ between ranks.",
+    )
+
+
+class JobConfig(_Section):
+    """A training job."""
+
+    name: str = Field(description="Names the run and its folder <storage>/<name>: letters, digits, '.', '_', '-'.")
+    storage: str = Field("./runs", description="Local folder that holds the run folders.")
+    task: str | None = Field(None, description="module:Class of a TrainTask, or module:function of the loop API.")
+    task_args: dict[str, Any] = Field({}, description="Arguments of the class, as JSON.")
+    data: DataConfig
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their resources.")
+    steps: Positive | None = Field(None, description="Optimizer steps to train; give this or epochs.")
+    epochs: Positive | None = Field(None, description="Passes over the data to train; give this or steps.")
+    global_batch: Positive = Field(description="B, samples of one optimizer step over all workers; fixed for the run.")
+    micro_batch: Positive | None = Field(
+        None,
+        description="Samples of one forward and backward. Unset: the largest that leaves 4 logical ranks a worker, so "
+        "that work divides well among fewer of them.",
+    )
+    logical_ranks: Positive | None = Field(
+        None,
+        description="L, fixed slices of the global batch; B == L * micro_batch * accumulate. Unset: the smallest "
+        "divisor of B / micro_batch that is at least 4 x max workers, else the largest.",
+    )
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Bound of the gradient's norm over all parameters; unset: no clipping."
+    )
+    evaluate_every: Positive | None = Field(
+        None, description="Evaluate after every so many steps, besides at the end. Unset: at the end only."
+    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="Of data order, initial weights and dropout.")
+    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig, description="Bounds, each with its reason.")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        _require(
+            NAME.fullmatch(self.name) is not None,
+            f"name = {self.name!r} may hold letters, digits, '.', '_' and '-', up to 100, beginning with a letter or "
+            "digit. Choose such a name.",
+        )
+        _require(
+            "://" not in self.storage,
+            f"storage = {self.storage!r} is a URL; runs are kept in a local folder. Give a path such as ./runs.",
+        )
+        _require(
+            (self.steps is None) != (self.epochs is None),
+            f"steps = {self.steps} and epochs = {self.epochs}: give exactly one of them.",
+        )
+        low, high = self.scaling.min_workers, self.scaling.max_workers
+        _require(
+            high is None or high >= low,
+            f"scaling.max_workers = {high} is below scaling.min_workers = {low}. Raise max_workers or lower "
+            "min_workers.",
+        )
+        _check_batch(self)
+        return self
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str], overrides: list[str] | None = None) -> JobConfig:
+        """The job of a file; relative paths in it are relative to the working directory.
+
+        Args:
+            path: Of the YAML file.
+            overrides: Of the form `a.b=value`; the value is YAML.
+
+        Raises:
+            ConfigError: No such file, not YAML, or a field is wrong; says which, its value and what to do.
+        """
+        values = _overridden(_read(Path(path)), overrides or [])
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _check_batch(job: JobConfig) -> None:
+    batch, micro, ranks, most = job.global_batch, job.micro_batch, job.logical_ranks, job.scaling.max_workers
+    if micro is not None:
+        _require(
+            batch % micro == 0,
+            f"micro_batch = {micro} does not divide global_batch = {batch}. Use one of {_divisors_near(batch, micro)}.",
+        )
+    if ranks is not None:
+        slices = batch // micro if micro is not None else batch
+        _require(
+            slices % ranks == 0,
+            f"logical_ranks = {ranks} does not divide {slices}, which is global_batch = {batch}"
+            + (f" / micro_batch = {micro}" if micro is not None else "")
+            + f" (B == L * micro_batch * accumulate). Use one of {_divisors_near(slices, ranks)}.",
+        )
+        least = max(most or 1, job.scaling.min_workers)
+        _require(
+            least <= ranks,
+            f"scaling.{'max' if most else 'min'}_workers = {least} is above logical_ranks = {ranks}: the others would "
+            "have no work. Lower it or raise logical_ranks.",
+        )
+    else:
+        slices = batch // (micro or 1)
+        least = max(most or 1, job.scaling.min_workers)
+        _require(
+            least <= slices,
+            f"scaling.{'max' if most else 'min'}_workers = {least} is above the {slices} slices that global_batch = "
+            f"{batch} has with micro_batch = {micro or 1}. Lower it, or raise global_batch.",
+        )
+
+
+def _divisors_near(number: int, wanted: int) -> str:
+    divisors = sorted((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+    return ", ".join(map(str, sorted(divisors[:4])))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such job file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: holds a {type(found).__name__}, not fields. Begin with `name: my-run`.")
+    return found
+
+
+def _overridden(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not path:
+            raise ConfigError(f"--set {override}: not of the form field=value, such as scaling.max_workers=4.")
+        *parents, last = path.split(".")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {override}: {parent} is not a section, it holds {place!r}.")
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: the value is not valid YAML: {error}") from None
+    return values
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """A message of all wrong fields: name, value, what was expected."""
+    lines = []
+    for each in error.errors():
+        where = ".".join(str(part) for part in each["loc"])
+        match each["type"]:
+            case "extra_forbidden":
+                known = _fields_at(model, each["loc"][:-1])
+                hint = did_you_mean(str(each["loc"][-1]), known) or f" Known are {', '.join(known)}."
+                lines.append(f"{where} is not a known field.{hint}")
+            case "missing":
+                lines.append(f"{where} is missing. Set it: {_describe(model, each['loc'])}")
+            case "value_error":
+                lines.append(str(each["ctx"]["error"]))
+            case _:
+                expected = each["msg"].removeprefix("Input should be ")
+                lines.append(f"{where} = {each['input']!r} should be {expected}. {_describe(model, each['loc'])}".rstrip())
+    return lines[0] if len(lines) == 1 else "\n  ".join(["several fields are wrong:", *lines])
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return list(model.model_fields)
+
+
+def _describe(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            return ""
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            model = field.annotation
+    return (field.description or "") if field is not None else ""

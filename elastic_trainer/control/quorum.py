@@ -1,0 +1,43 @@
+"""Whether a generation can be formed now, or what it waits for.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from elastic_trainer.control.state import Limits, Stage, State
+from elastic_trainer.vocabulary import Worker
+
+
+def ready_workers(state: State) -> list[Worker]:
+    """Workers that could be in a generation now, by id."""
+    return [each.worker for _, each in sorted(state.workers.items()) if each.stage is Stage.WARM]
+
+
+def most_advanced(state: State) -> int | None:
+    """The highest number of done steps in the state of any living worker; None when nobody has state."""
+    return max((each.holds for each in state.workers.values() if each.holds is not None), default=None)
+
+
+def state_is_lost(state: State) -> bool:
+    """Whether steps were done and no living worker has complete state. Before the first step nothing is lost."""
+    return state.done > 0 and most_advanced(state) is None
+
+
+def waits_for(state: State, limits: Limits, now: float) -> str | None:
+    """What keeps a generation from being formed now, in words; None when nothing does."""
+    ready = ready_workers(state)
+    if len(ready) < limits.min_workers:
+        return f"waiting for workers: {len(ready)} of at least {limits.min_workers} ready"
+    if state.store is None:
+        return "waiting for the rendezvous store"
+    best = most_advanced(state)
+    if best is not None and not any(state.workers[worker.worker_id].holds == best for worker in ready):
+        return f"waiting for the worker that has done {best} steps"
+    if now < state.quiet_until:
+        return "waiting for further reports of the same fault"
+    if state.generation == 0 and state.gather_until is not None and now < state.gather_until:
+        late = [each for each in state.workers.values() if each.stage in (Stage.STARTING, Stage.FAULTY)]
+        if late:
+            return f"waiting for {len(late)} workers that are starting; {len(ready)} are ready"
+    return None

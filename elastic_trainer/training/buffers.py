@@ -1,0 +1,156 @@
+"""Module buffers (batch-norm statistics and the like) that do not depend on the world size.
+
+Every logical rank starts a step from the same values. The next value of a floating buffer is the mean over the
+logical ranks that had rows, of integers the one of logical rank 0. Changes are reduced, not values: a constant stays
+exactly what it is. Only buffers that some rank changed are reduced; ranks agree on them when one is first seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+
+class _Buffer:
+    """One buffer by its place in the module, since user code may bind a new tensor to the name."""
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self._module = module
+        self._name = name
+        self.start = self.value.detach().clone()
+        self.change = torch.zeros_like(self.start, dtype=torch.float64)
+        self.is_floating = self.start.is_floating_point()
+        self._seen = (id(self.value), self.value._version)
+
+    @property
+    def value(self) -> torch.Tensor:
+        value = self._module._buffers[self._name]
+        assert value is not None
+        return value
+
+    def is_touched(self) -> bool:
+        return self._seen != (id(self.value), self.value._version)
+
+    def add_change(self) -> None:
+        # equal elements count as unchanged: the difference of two infinities is not a number
+        difference = self.value.detach().to(torch.float64) - self.start.to(torch.float64)
+        self.change += torch.where(self.value.detach() == self.start, torch.zeros_like(difference), difference)
+
+    def after(self, change: torch.Tensor) -> torch.Tensor:
+        if self.is_floating:
+            return self.start + change.to(self.start.dtype)
+        return (self.start.to(torch.float64) + change).to(self.start.dtype)
+
+    def reset(self) -> None:
+        self.write(self.start)
+
+    def write(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.value.copy_(value)
+        self._seen = (id(self.value), self.value._version)
+
+
+class LogicalBuffers:
+    """The buffers of all registered modules over a step's logical ranks.
+
+    A step: `begin()`, for each logical rank with rows `enter(...)`, then `reduce()`; `commit()` when all of the step has arrived.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._buffers = [
+            _Buffer(module, name)
+            for root in modules
+            for module in root.modules()
+            for name, value in module._buffers.items()
+            if value is not None
+        ]
+        self._reduced: set[int] = set()
+        self._changed: set[int] = set()
+        self._rank: int | None = None
+        self._visits = 0
+        self._pending: list[tuple[_Buffer, torch.Tensor]] = []
+
+    def forget_agreement(self) -> None:
+        """Begin a generation: its ranks may not have seen the same buffers change."""
+        self._reduced = set()
+
+    def begin(self) -> None:
+        """Take the present values as what every logical rank starts from."""
+        self._changed, self._visits, self._rank, self._pending = set(), 0, None, []
+        for buffer in self._buffers:
+            if buffer.is_touched():
+                buffer.start = buffer.value.detach().clone()
+                buffer.reset()
+            buffer.change.zero_()
+
+    def enter(self, logical_rank: int) -> None:
+        """The next micro-batch belongs to this logical rank."""
+        if logical_rank != self._rank:
+            self.leave()
+            self._rank = logical_rank
+            self._visits += 1
+
+    def leave(self) -> None:
+        """Keep what the present logical rank changed and go back to the start values."""
+        if self._rank is None:
+            return
+        for index, buffer in enumerate(self._buffers):
+            if buffer.is_touched():
+                if buffer.is_floating or self._rank == 0:
+                    buffer.add_change()
+                self._changed.add(index)
+                buffer.reset()
+        self._rank = None
+
+    def restore(self) -> None:
+        """A step is given up: what forward changed goes back."""
+        for buffer in self._buffers:
+            if buffer.is_touched():
+                buffer.reset()
+        self._rank, self._pending = None, []
+
+    @property
+    def unagreed(self) -> int:
+        """How many buffers changed on this rank that the ranks have not agreed to reduce."""
+        return len(self._changed_now() - self._reduced)
+
+    def agree(self) -> None:
+        """Unite the changed buffers over all ranks; every rank calls it when the rider counted an unagreed one."""
+        bitmap = torch.zeros(len(self._buffers), dtype=torch.int64)
+        for index in self._changed_now():
+            bitmap[index] = 1
+        dist.all_reduce(bitmap)
+        self._reduced |= set(torch.nonzero(bitmap).flatten().tolist())
+
+    def reduce(self) -> None:
+        """Work out the step's next values; all ranks call it with the same agreed buffers.
+
+        Raises:
+            RuntimeError: A collective failed.
+        """
+        self.leave()
+        if not self._reduced:
+            return
+        chosen = [self._buffers[index] for index in sorted(self._reduced)]
+        # flat: (all elements of the changes, then one: the visits of logical ranks with rows)
+        flat = torch.cat([b.change.reshape(-1) for b in chosen] + [torch.tensor([float(self._visits)]).double()])
+        dist.all_reduce(flat)
+        visits, offset = flat[-1], 0
+        for buffer in chosen:
+            change = flat[offset : offset + buffer.change.numel()].view_as(buffer.change)
+            offset += buffer.change.numel()
+            self._pending.append((buffer, buffer.after(change / visits if buffer.is_floating else change)))
+
+    def commit(self) -> None:
+        """Write the values that `reduce` worked out."""
+        for buffer, value in self._pending:
+            buffer.start = value
+            buffer.write(value)
+        self._pending = []
+
+    def _changed_now(self) -> set[int]:
+        if self._rank is None:
+            return self._changed
+        return self._changed | {index for index, buffer in enumerate(self._buffers) if buffer.is_touched()}

@@ -1,0 +1,182 @@
+"""gloo behind `ProcessGroupBackend`, with the abort that gloo lacks.
+
+In torch 2.13 none of gloo's own abort and shutdown calls unblocks a pending collective. What does is shutdown(2) on
+the sockets of the group: every pending operation fails within milliseconds, and the descriptors stay gloo's to close.
+The sockets are found as those that appeared while the group was formed and whose local or remote port is the listening
+port of a member; ports are published through the store, so that other threads' connections are never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+import torch._dynamo  # noqa: F401  its default arguments would keep the first group and its sockets alive if it came later
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from elastic_trainer.errors import CollectiveFailed
+from elastic_trainer.vocabulary import Token
+
+POLL_S = 0.001  # peers of one generation are ordered within some milliseconds of each other
+
+
+class GlooBackend:
+    """One worker's gloo groups, one after the other, over one store connection for life.
+
+    Args:
+        run_name: Separates the runs that might share a store.
+        form_s: Bound of a formation.
+        collective_s: gloo's own time-out of a collective; only a bound, since faults are told by sockets and orders.
+    """
+
+    def __init__(self, run_name: str, form_s: float, collective_s: float) -> None:
+        self._run_name = run_name
+        self._form_s = form_s
+        self._collective_s = collective_s
+        self._store: dist.TCPStore | None = None
+        self._store_address: tuple[str, int] | None = None
+        self._lock = threading.Lock()
+        self._sockets: list[tuple[int, str]] = []
+        self._is_broken = False
+
+    def connect(self, store: tuple[str, int]) -> None:
+        """Connect to the store ahead of the first formation: a connection can take seconds (reverse look-ups)."""
+        if self._store is None or self._store_address != store:
+            self._store = dist.TCPStore(
+                store[0], store[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._form_s)
+            )
+            self._store_address = store
+
+    def form(
+        self,
+        token: Token,
+        rank: int,
+        world_size: int,
+        store: tuple[str, int],
+        is_superseded: Callable[[], bool],
+    ) -> None:
+        """See `ProcessGroupBackend.form`."""
+        deadline = time.monotonic() + self._form_s
+        self._is_broken = False
+        try:
+            self.connect(store)
+            assert self._store is not None
+            prefix = dist.PrefixStore(f"{self._run_name}/{token}", self._store)
+            # gloo's own formation cannot be interrupted, so it starts only when every member has arrived
+            prefix.set(f"here/{rank}", "")
+            _await(prefix, [f"here/{r}" for r in range(world_size)], deadline, is_superseded)
+            before = _sockets()
+            dist.init_process_group(
+                "gloo", store=prefix, rank=rank, world_size=world_size, timeout=timedelta(seconds=self._form_s)
+            )
+            opened = [(fd, link) for fd, link in _sockets().items() if before.get(fd) != link]
+            prefix.set(f"ports/{rank}", ",".join(map(str, _listening_ports(opened))))
+            keys = [f"ports/{r}" for r in range(world_size)]
+            _await(prefix, keys, deadline, is_superseded)
+            published = prefix.multi_get(keys)
+        except (RuntimeError, CollectiveFailed) as error:
+            self.destroy()
+            raise CollectiveFailed(f"generation {token} could not be formed: {error}") from None
+        ports = {int(port) for text in published for port in text.decode().split(",") if port}
+        with self._lock:
+            self._sockets = [(fd, link) for fd, link in opened if _uses(fd, ports)]
+        _set_pg_timeout(timedelta(seconds=self._collective_s), dist.group.WORLD)
+
+    def abort(self) -> None:
+        """See `ProcessGroupBackend.abort`."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+            self._is_broken = True
+            for fd, link in sockets:
+                if _link(fd) != link:
+                    continue
+                with _duplicate(fd) as each:
+                    try:
+                        each.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        continue  # the peer was faster
+
+    def destroy(self) -> None:
+        """See `ProcessGroupBackend.destroy`."""
+        with self._lock:
+            self._sockets = []
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def is_collective_error(self, error: BaseException) -> bool:
+        """See `ProcessGroupBackend.is_collective_error`."""
+        if isinstance(error, dist.DistError):
+            return True
+        return type(error) is RuntimeError and ("gloo" in str(error) or self._is_broken)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address, for GLOO_SOCKET_IFNAME; None when there is none."""
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _await(store: dist.Store, keys: list[str], deadline: float, is_superseded: Callable[[], bool]) -> None:
+    while not store.check(keys):
+        if is_superseded():
+            raise CollectiveFailed("a newer order came while waiting for peers")
+        if time.monotonic() > deadline:
+            missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
+            raise CollectiveFailed(f"ranks {', '.join(missing)} did not arrive")
+        time.sleep(POLL_S)
+
+
+def _sockets() -> dict[int, str]:
+    links = {int(fd): _link(int(fd)) for fd in os.listdir("/proc/self/fd")}
+    return {fd: link for fd, link in links.items() if link is not None and link.startswith("socket:")}
+
+
+def _link(fd: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None
+
+
+def _duplicate(fd: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(fd))
+
+
+def _listening_ports(opened: Iterable[tuple[int, str]]) -> list[int]:
+    ports = []
+    for fd, link in opened:
+        if _link(fd) != link:
+            continue
+        with _duplicate(fd) as each:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and _listens(each):
+                ports.append(int(each.getsockname()[1]))
+    return ports
+
+
+def _listens(each: socket.socket) -> bool:
+    return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _uses(fd: int, ports: set[int]) -> bool:
+    try:
+        with _duplicate(fd) as each:
+            # the listener itself is left alone: gloo ends the process when it is shut down
+            return not _listens(each) and bool({each.getsockname()[1], each.getpeername()[1]} & ports)
+    except (OSError, IndexError):
+        return False

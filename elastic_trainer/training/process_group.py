@@ -1,0 +1,42 @@
+"""What a generation needs of a process-group backend: form, abort from any thread, destroy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from elastic_trainer.vocabulary import Token
+
+
+class ProcessGroupBackend(Protocol):
+    """The group of one worker process; at most one stands at a time, as torch's default group."""
+
+    def form(
+        self,
+        token: Token,
+        rank: int,
+        world_size: int,
+        store: tuple[str, int],
+        is_superseded: Callable[[], bool],
+    ) -> None:
+        """Form the group of a generation within the backend's bound.
+
+        Args:
+            token: Names the generation; every member passes the same.
+            rank: Of the calling process.
+            world_size: Ranks of the generation.
+            store: Host and port of the rendezvous store.
+            is_superseded: Asked while waiting for peers; True gives the formation up.
+
+        Raises:
+            CollectiveFailed: Not formed in time, superseded, or a peer is gone. Nothing is left of the attempt.
+        """
+
+    def abort(self) -> None:
+        """Make every pending and later collective of the group fail at once. Callable from any thread, repeatable."""
+
+    def destroy(self) -> None:
+        """Free what the group holds; afterwards the next one can be formed. Main thread only."""
+
+    def is_collective_error(self, error: BaseException) -> bool:
+        """Whether `error` came from a collective of this backend and not from the user's own code."""

@@ -1,0 +1,18 @@
+"""Random streams that belong to a place in the run, not to a process: only the seed has to be kept."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+MASK = (1 << 64) - 1
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed torch, numpy and `random` by whole numbers such as (seed, step, logical rank, micro-batch)."""
+    value = int(np.random.SeedSequence([part & MASK for part in parts]).generate_state(1, np.uint64)[0])
+    torch.manual_seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)

@@ -1,0 +1,180 @@
+"""Bucketed gradient reduction for data parallelism: un-normalised sums, overlapped with the last backward.
+
+torch's DDP is the reference that it equals (tests/training/test_reducer.py). It differs in what elasticity needs: the
+group is looked up at each launch, so it can be replaced under the same hooks and buffers; uneven numbers of
+micro-batches are exact, since sums are reduced; and a rank without rows takes part with zeros.
+
+Each bucket is one flat tensor whose tail holds, for each parameter, whether it got a gradient: a parameter that is
+unused on every rank keeps `grad = None`, since optimizers treat zero and None differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+
+from elastic_trainer.errors import TaskError
+
+MB = 1 << 20
+BUCKET_BYTES = 25 * MB  # as torch's DDP
+FIRST_BUCKET_BYTES = MB  # a small first bucket starts the overlap early, as in torch's DDP
+
+
+class _Bucket:
+    """Consecutive parameters of one dtype and device: flat is [gradients ..., used flags ...]."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.size = sum(p.numel() for p in parameters)
+        self.used = [False] * len(parameters)
+        self.left = 0
+        self.version = -1
+        self.work: dist.Work | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Take a new buffer: an operation of an aborted group may still write into the old one."""
+        first = self.parameters[0]
+        self.flat = torch.zeros(self.size + len(self.parameters), dtype=first.dtype, device=first.device)
+        self.views = []
+        offset = 0
+        for p in self.parameters:
+            self.views.append(self.flat[offset : offset + p.numel()].view_as(p))
+            offset += p.numel()
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        return self.flat[: self.size]
+
+    @property
+    def flags(self) -> torch.Tensor:
+        return self.flat[self.size :]
+
+    def zero(self) -> None:
+        self.flat.zero_()
+        self.used = [False] * len(self.parameters)
+        self.work = None
+        for p, view in zip(self.parameters, self.views, strict=True):
+            p.grad = view
+
+
+class Reducer:
+    """Reduces the gradients of some parameters, one step after the other.
+
+    A step: `zero()`, any number of backwards, `arm()` before the last of them if it shall overlap, `launch()`,
+    `wait()`, `scale_and_clip()`; then the optimizer may step.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._buckets = [_Bucket(group) for group in _grouped([p for p in parameters if p.requires_grad])]
+        self._is_armed = False
+        self._next = 0
+        for bucket in self._buckets:
+            for index, p in enumerate(bucket.parameters):
+                # not register_multi_grad_hook: it fires before the last gradient is accumulated
+                p.register_post_accumulate_grad_hook(self._hook(bucket, index))
+        self.zero()
+
+    def zero(self) -> None:
+        """Begin a step."""
+        self._is_armed = False
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.zero()
+
+    def arm(self) -> None:
+        """The next backward is the step's last: buckets are launched as it fills them."""
+        self._check_views()
+        self._is_armed = True
+        for bucket in self._buckets:
+            bucket.left = len(bucket.parameters)
+
+    def launch(self) -> None:
+        """Launch the buckets that the last backward has not, in order."""
+        self._check_views()
+        self._is_armed = False
+        self._advance(everything=True)
+
+    def wait(self) -> None:
+        """Until every bucket has arrived.
+
+        Raises:
+            RuntimeError: A collective failed.
+            TaskError: A gradient came after its bucket was launched.
+        """
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            bucket.work = None
+            if bucket.flat._version != bucket.version:
+                raise TaskError(
+                    "a gradient arrived after its bucket was sent: backward ran twice on the step's last micro-batch. "
+                    "Pass run.steps(overlap=False)."
+                )
+
+    def abandon(self) -> None:
+        """Give the step up after a failed collective."""
+        for bucket in self._buckets:
+            if bucket.work is not None and not bucket.work.is_completed():
+                bucket.renew()
+        self.zero()
+
+    @torch.no_grad()
+    def scale_and_clip(self, scale: float, clip_norm: float | None) -> None:
+        """Turn the sums into means by `scale`, bound their common norm, and take unused parameters' gradients away."""
+        coefficient: torch.Tensor | float = scale
+        if clip_norm is not None and self._buckets:
+            norms = torch.stack([torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets])
+            norm = torch.linalg.vector_norm(norms) * scale
+            coefficient = scale * torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+        for bucket in self._buckets:
+            bucket.gradients.mul_(coefficient)
+            for p, is_used in zip(bucket.parameters, (bucket.flags > 0).tolist(), strict=True):
+                if not is_used:
+                    p.grad = None
+
+    def _hook(self, bucket: _Bucket, index: int) -> Callable[[torch.Tensor], None]:
+        def on_accumulated(_: torch.Tensor) -> None:
+            bucket.used[index] = True
+            if self._is_armed:
+                bucket.left -= 1
+                if bucket.left == 0:
+                    self._advance(everything=False)
+
+        return on_accumulated
+
+    def _advance(self, *, everything: bool) -> None:
+        while self._next < len(self._buckets):  # in the same order on every rank
+            bucket = self._buckets[self._next]
+            if bucket.left > 0 and not everything:
+                return
+            self._next += 1
+            bucket.flags.copy_(torch.tensor(bucket.used, dtype=bucket.flat.dtype))
+            bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+            bucket.version = bucket.flat._version
+
+    def _check_views(self) -> None:
+        for bucket in self._buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                if p.grad is not view:
+                    raise TaskError(
+                        "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set "
+                        ".grad: each step begins with zero gradients."
+                    )
+
+
+def _grouped(parameters: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Parameter]]:
+    """In the reverse order of registration, which is about the order in which backward finishes them."""
+    group: list[torch.nn.Parameter] = []
+    size, limit = 0, FIRST_BUCKET_BYTES
+    for p in reversed(parameters):
+        nbytes = p.numel() * p.element_size()
+        if group and (size + nbytes > limit or (p.dtype, p.device) != (group[0].dtype, group[0].device)):
+            yield group
+            group, size, limit = [], 0, BUCKET_BYTES
+        group.append(p)
+        size += nbytes
+    if group:
+        yield group

@@ -1,0 +1,376 @@
+"""The loop API: what a training function gets, and the life of a worker through generations.
+
+    def train(run):
+        model, optimizer = run.register(model=build(), optimizer=...)
+        for step in run.steps():
+            with step:
+                for batch in step:
+                    step.backward(*loss_and_weight(model, batch))
+                step.apply(optimizer)
+
+A generation here is: wait for the order, form the group, agree on whose state is most advanced, bring the others up to
+it, then step until the last step, a fault, or a step boundary at which the group is to change.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastic_trainer.control.effects import EndRun, FormGeneration, RunTaskAgain
+from elastic_trainer.control.events import (
+    GenerationJoined,
+    GroupFormed,
+    GroupLeft,
+    Left,
+    TaskPhase,
+    WorkerFinished,
+    WorkerWarm,
+)
+from elastic_trainer.data.batch_plan import range_of
+from elastic_trainer.data.dataset import DatasetReader
+from elastic_trainer.data.direct import DirectEngine, Preprocess
+from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
+from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
+from elastic_trainer.training import state as transfer
+from elastic_trainer.training.batches import Batch, Collate
+from elastic_trainer.training.buffers import LogicalBuffers
+from elastic_trainer.training.evaluation import evaluate
+from elastic_trainer.training.mailbox import Mailbox
+from elastic_trainer.training.process_group import ProcessGroupBackend
+from elastic_trainer.training.reducer import Reducer
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.training.state import RegisteredState, Stateful
+from elastic_trainer.training.step import Step
+from elastic_trainer.vocabulary import RunStatus, Token, Worker
+
+Evaluate = Callable[[Batch], Mapping[str, tuple[Any, Any]]]
+NEVER_S = 3600.0  # one look at the mailbox; the wait as a whole is bounded by the controller's life, which the agent sees
+
+
+class RunEnded(BaseException):
+    """Unwinds the user's function when the run has failed elsewhere; not an Exception, so that nobody catches it."""
+
+
+@dataclass(frozen=True)
+class CarriedState:
+    """What a task that raised had registered, for the next attempt in the same process."""
+
+    state: dict[str, Any]
+    steps: int
+    evaluated_at: int
+
+
+class Run:
+    """A worker's view of the run. Users take `register()`, `steps()` and the public attributes.
+
+    Attributes:
+        settings: The run's fixed numbers.
+        rank: Data rank in the present generation.
+        world_size: Data ranks of the present generation.
+        steps_done: Done steps that the registered state contains.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        settings: TrainSettings,
+        mailbox: Mailbox,
+        backend: ProcessGroupBackend,
+        *,
+        attempt: int = 0,
+        carried: CarriedState | None = None,
+    ) -> None:
+        self.worker = worker
+        self.settings = settings
+        self.mailbox = mailbox
+        self.backend = backend
+        self.attempt = attempt
+        self.phase = TaskPhase.BUILD
+        self.rank = 0
+        self.world_size = 0
+        self.token = Token(0, 0)
+        self.logical_ranks = range(0)
+        self.steps_done: int = carried.steps if carried else 0
+        self.evaluated_at: int = carried.evaluated_at if carried else 0
+        self.has_state = carried is not None
+        self.state_is_whole = True  # False while an update is half applied
+        self.reducers: dict[int, Reducer] = {}
+        self.buffers = LogicalBuffers([])
+        self.collate: Collate | None = None
+        self.preprocess: Preprocess | None = None
+        self.is_in_group = False
+        self.has_ended = False  # the run, for a reason that is no failure
+        self._carried = carried
+        self._state: RegisteredState | None = None
+        self._snapshot: dict[str, Any] | None = None
+        self._leaves: Left | None = None  # what the ranks agreed on in the last step
+        self._needs_snapshot = True  # until the first step shows that one apply is all
+        self._applied_often = False
+        self._engine: DirectEngine | None = None
+        self._evaluation_reader: DatasetReader | None = None
+
+    # ---- for the user
+
+    def register(self, **parts: Stateful) -> Any:
+        """Name what is broadcast to newcomers and survives a replacement: models, optimizers, schedulers, others.
+
+        Nothing else outlives a worker's process. Call it once, before `steps()`.
+
+        Returns:
+            The parts in the order given; a single part by itself.
+
+        Raises:
+            TaskError: Called twice, or a part has no `state_dict()` and `load_state_dict()`.
+        """
+        if self._state is not None:
+            raise TaskError("run.register() was called twice. Register everything in one call.")
+        state = RegisteredState(parts)
+        if not state.optimizers():
+            raise TaskError("run.register() got no optimizer. Register the model and its optimizer.")
+        self._check_parameters(state)
+        self._state = state
+        if self._carried is not None:
+            state.restore(self._carried.state)
+            self._carried = None
+        values = tuple(parts.values())
+        return values[0] if len(values) == 1 else values
+
+    def steps(self, *, evaluate: Evaluate | None = None, overlap: bool = True) -> Iterator[Step]:
+        """The run's steps, in order; a step that a change of membership interrupts comes again.
+
+        Args:
+            evaluate: Gets a batch of evaluation data, returns `{name: (sum, weight)}`; called with gradients off.
+            overlap: Reduce gradients during the last backward of a step.
+
+        Raises:
+            TaskError: Nothing was registered.
+        """
+        if self._state is None:
+            raise TaskError("run.steps() needs run.register(model=..., optimizer=...) before it.")
+        self._make_ready(self._state)
+        self.mailbox.report(WorkerWarm(self.worker, self.attempt, self.steps_done if self.has_state else None))
+        while (order := self._next_order()) is not None:
+            try:
+                self._join(order)
+                yield from self._generation(evaluate, overlap)
+            except (StepAborted, CollectiveFailed) as error:
+                self._leave(Left.ORDERED if isinstance(error, StepAborted) else Left.COLLECTIVE_FAILED, str(error))
+            except RuntimeError as error:
+                if not self.backend.is_collective_error(error):
+                    raise
+                detail = str(error)
+                error.__traceback__ = None
+                del error
+                self._leave(Left.COLLECTIVE_FAILED, detail)
+
+    # ---- for Step
+
+    @property
+    def engine(self) -> DirectEngine:
+        """Serves this worker's micro-batches."""
+        assert self._engine is not None
+        return self._engine
+
+    def has_rows(self, step: int) -> bool:
+        """Whether this worker has a sample at `step`."""
+        return next(self.settings.plan.of_rank(step, self.logical_ranks), None) is not None
+
+    def raise_if_aborted(self) -> None:
+        """Give the step up when that has been ordered."""
+        if self.mailbox.is_aborted(self.token):
+            raise StepAborted(self.mailbox.abort_reason)
+
+    def snapshot_if_needed(self) -> None:
+        """Keep a copy of the state before a step that applies more than once, which can stop in between."""
+        self._snapshot = None
+        if self._needs_snapshot:
+            assert self._state is not None
+            self._snapshot = transfer.copied(self._state.collect())
+
+    # ---- a worker's life
+
+    def carry(self) -> CarriedState | None:
+        """The state to enter the task with again after it raised; None when there is no whole one."""
+        self._undo()
+        if self._state is None:
+            return self._carried
+        if not self.has_state:
+            return None
+        return CarriedState(transfer.copied(self._state.collect()), self.steps_done, self.evaluated_at)
+
+    def close(self) -> None:
+        """Free the group and the data engine."""
+        if self.is_in_group:
+            self.backend.abort()
+            self.backend.destroy()
+            self.is_in_group = False
+        if self._engine is not None:
+            self._engine.close()
+
+    def _make_ready(self, state: RegisteredState) -> None:
+        settings = self.settings
+        self._engine = DirectEngine(DatasetReader(settings.train_data), settings.plan, self.preprocess)
+        if settings.evaluation_data is not None:
+            self._evaluation_reader = DatasetReader(settings.evaluation_data)
+        self.reducers = {id(optimizer): Reducer(_parameters(optimizer)) for optimizer in state.optimizers()}
+        self.buffers = LogicalBuffers(state.modules())
+
+    def _next_order(self) -> FormGeneration | None:
+        while True:
+            order = self.mailbox.take(NEVER_S)
+            match order:
+                case FormGeneration() if self.worker in order.ranks:
+                    return order
+                case EndRun():
+                    if order.status is RunStatus.FAILED:
+                        raise RunEnded
+                    self.has_ended = True
+                    return None
+                case FormGeneration() | RunTaskAgain() | None:
+                    continue  # not for a worker that waits outside the group
+
+    def _join(self, order: FormGeneration) -> None:
+        self.token = order.token
+        self.rank = order.ranks.index(self.worker)
+        self.world_size = len(order.ranks)
+        self.logical_ranks = range_of(self.rank, self.world_size, self.settings.plan.order.logical_ranks)
+        self.backend.form(
+            order.token, self.rank, self.world_size, order.store, lambda: self.mailbox.is_superseded(order.token)
+        )
+        self.is_in_group = True
+        self._leaves = None
+        self.mailbox.report(GroupFormed(self.worker, self.token))
+        self.buffers.forget_agreement()
+        self._reconcile(order)
+        self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
+
+    def _reconcile(self, order: FormGeneration) -> None:
+        """The most advanced member brings everybody else to its state."""
+        assert self._state is not None
+        mine = torch.tensor([self.steps_done if self.has_state else -1, self.evaluated_at], dtype=torch.int64)
+        gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(gathered, mine)
+        steps = [int(each[0]) for each in gathered]
+        newest = max(steps)
+        if newest < 0 and not order.is_fresh:
+            raise CollectiveFailed("no member of the generation has state")
+        source = steps.index(newest)
+        behind = [r for r, each in enumerate(steps) if r != source and (each < newest or newest < 0)]
+        if self.rank == source:
+            if behind:
+                transfer.send(self._state.collect(), behind)
+        elif self.rank in behind:
+            received = transfer.receive(source)
+            self.has_state = False  # until the last part is in place
+            self._state.restore(received)
+        self.steps_done = max(newest, 0)
+        self.evaluated_at = max(int(each[1]) for each in gathered if int(each[0]) == newest)
+        self.has_state = True
+
+    def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
+        self._evaluate_if_due(evaluate_batch)
+        while self.steps_done < self.settings.steps:
+            self.raise_if_aborted()
+            step = Step(self, self.steps_done, overlap=overlap)
+            yield step
+            if not step.is_done:
+                self._give_up(step)
+            if self._leaves is not None:
+                return self._leave(self._leaves, "")
+            self._evaluate_if_due(evaluate_batch)
+        self.phase = TaskPhase.END
+        self.mailbox.report(WorkerFinished(self.worker, self.token))
+        # a member to the end: another rank may die in its last step and need this one's state
+        self.mailbox.await_verdict(self.token)
+        self.raise_if_aborted()
+
+    def _give_up(self, step: Step) -> None:
+        if step.left_because is None:
+            raise TaskError(f"step {step.number} was not entered. Write: for step in run.steps(): with step: ...")
+        if step.left_because:
+            raise CollectiveFailed(step.left_because)
+        raise StepAborted(self.mailbox.abort_reason)
+
+    def complete(self, step: Step) -> None:
+        """The step is done on this rank."""
+        assert step.total is not None
+        total = step.total
+        self._applied_often = self._applied_often or step.applies > 1
+        self._needs_snapshot = self._applied_often
+        self._snapshot = None
+        self.steps_done += 1
+        self.state_is_whole = True
+        self.mailbox.record(
+            StepLine(
+                step=step.number,
+                token=self.token,
+                samples=total.samples,
+                digest=total.digest,
+                loss=total.loss_sum / total.weight,
+                world_size=self.world_size,
+                done_at=time.time(),
+                step_s=step.seconds,
+                data_wait_s=step.data_wait_s,
+            )
+        )
+        if total.stop:
+            self._leaves = Left.STOPPED
+        elif total.park and self.steps_done < self.settings.steps:
+            self._leaves = Left.PARKED
+
+    def _evaluate_if_due(self, evaluate_batch: Evaluate | None) -> None:
+        if evaluate_batch is None or self._evaluation_reader is None:
+            return
+        if self.evaluated_at == self.steps_done or not self.settings.evaluation_is_due(self.steps_done):
+            return
+        assert self._state is not None
+        self.phase = TaskPhase.EVALUATE
+        values = evaluate(self, self._evaluation_reader, self._state.modules(), evaluate_batch)
+        self.evaluated_at = self.steps_done
+        if self.rank == 0:
+            self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))
+
+    def note(self, text: str) -> None:
+        """Tell people something through the run's events."""
+        self.mailbox.record(NoteLine(str(self.worker), text))
+
+    def _leave(self, cause: Left, detail: str) -> None:
+        if cause in (Left.COLLECTIVE_FAILED, Left.ORDERED):
+            self.backend.abort()
+        self._undo()
+        self.backend.destroy()
+        self.is_in_group = False
+        holds = self.steps_done if self.has_state else None
+        self.mailbox.report(GroupLeft(self.worker, self.token, cause, holds, detail))
+
+    def _undo(self) -> None:
+        """Take back what an unfinished step changed."""
+        for reducer in self.reducers.values():
+            reducer.abandon()
+        self.buffers.restore()
+        if not self.state_is_whole:
+            if self._snapshot is not None and self._state is not None:
+                self._state.restore(self._snapshot)
+            else:
+                self.has_state = False
+            self.state_is_whole = True
+        self._snapshot = None
+
+    def _check_parameters(self, state: RegisteredState) -> None:
+        seen: set[int] = set()
+        for optimizer in state.optimizers():
+            ids = {id(p) for p in _parameters(optimizer)}
+            if ids & seen:
+                raise TaskError("two optimizers share a parameter. Give each parameter to one optimizer.")
+            seen |= ids
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,250 @@
+"""Everything that a task registered, as named tensors and JSON: to send to a newcomer, to keep, to put back.
+
+Optimizer state is keyed by parameter name, so that it means the same in every process. Nothing is pickled: tensors
+travel as bytes beside a JSON description.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from elastic_trainer.errors import TaskError
+from elastic_trainer.vocabulary import JSON
+
+CHUNK_BYTES = 64 << 20  # large enough for full speed, small beside any host's memory
+
+
+class Stateful(Protocol):
+    """What can be registered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and JSON, nested in dicts, lists and tuples."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Takes what `state_dict` gave."""
+
+
+class RegisteredState:
+    """The parts of a task's state by the names under which they were registered."""
+
+    def __init__(self, parts: Mapping[str, Stateful]) -> None:
+        for name, part in parts.items():
+            if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+                raise TaskError(
+                    f"run.register({name}=...) got a {type(part).__name__}, which has no state_dict() and "
+                    "load_state_dict(). Register models, optimizers, schedulers and objects with these two methods."
+                )
+        self.parts = dict(parts)
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The registered models."""
+        return [part for part in self.parts.values() if isinstance(part, torch.nn.Module)]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The registered optimizers."""
+        return [part for part in self.parts.values() if isinstance(part, torch.optim.Optimizer)]
+
+    def collect(self) -> dict[str, Any]:
+        """State of all parts by name, sharing memory with them."""
+        return {name: self._collect(part) for name, part in self.parts.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put state into the parts.
+
+        Raises:
+            TaskError: The parts' names are not those of the state.
+        """
+        if set(state) != set(self.parts):
+            raise TaskError(
+                f"registered are {', '.join(sorted(self.parts))}, the run's state has {', '.join(sorted(state))}. "
+                "Every process must register the same names."
+            )
+        for name, part in self.parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                part.load_state_dict(_unnamed(part, state[name], self._names()))
+            else:
+                part.load_state_dict(state[name])
+
+    def _collect(self, part: Stateful) -> dict[str, Any]:
+        if isinstance(part, torch.optim.Optimizer):
+            return _named(part, self._names())
+        return part.state_dict()
+
+    def _names(self) -> dict[torch.nn.Parameter, str]:
+        return {
+            parameter: f"{part_name}.{name}"
+            for part_name, part in self.parts.items()
+            if isinstance(part, torch.nn.Module)
+            for name, parameter in part.named_parameters()
+        }
+
+
+def copied(state: Any) -> Any:
+    """The same state in memory of its own."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state
+
+
+def send(state: dict[str, Any], to: list[int]) -> None:
+    """Send state to the ranks `to`, which call `receive` at the same time.
+
+    Raises:
+        RuntimeError: A peer is gone.
+    """
+    tensors: list[torch.Tensor] = []
+    description = json.dumps(_describe(state, tensors, "state")).encode()
+    described = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+    size = torch.tensor([described.numel()], dtype=torch.int64)
+    for message in itertools.chain([size, described], _chunks(tensors)):
+        works = [cast("dist.Work", dist.isend(message, rank)) for rank in to]
+        for work in works:
+            work.wait()
+
+
+def receive(source: int) -> dict[str, Any]:
+    """The state that rank `source` sends.
+
+    Raises:
+        RuntimeError: The source is gone.
+    """
+    size = torch.empty(1, dtype=torch.int64)
+    dist.recv(size, source)
+    described = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(described, source)
+    description = json.loads(described.numpy().tobytes())
+    tensors: list[torch.Tensor] = []
+    layouts = [(t["dtype"], t["shape"]) for t in _tensor_descriptions(description)]
+    empty = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts]
+    for group in _groups(empty):
+        chunk = torch.empty(sum(_padded(t) for t in group), dtype=torch.uint8)
+        if chunk.numel():
+            dist.recv(chunk, source)
+        offset = 0
+        for tensor in group:
+            nbytes = tensor.numel() * tensor.element_size()
+            tensors.append(chunk[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
+            offset += _padded(tensor)
+    return cast(dict[str, Any], _rebuild(description, tensors))
+
+
+def _named(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str]) -> dict[str, Any]:
+    groups, state = [], {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise TaskError(
+                    "an optimizer has a parameter that belongs to no registered model. Register the model too: "
+                    "run.register(model=model, optimizer=optimizer)."
+                )
+            if parameter in optimizer.state:
+                state[names[parameter]] = dict(optimizer.state[parameter])
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        groups.append({**options, "params": [names[parameter] for parameter in group["params"]]})
+    return {"param_groups": groups, "state": state}
+
+
+def _unnamed(
+    optimizer: torch.optim.Optimizer, named: dict[str, Any], names: dict[torch.nn.Parameter, str]
+) -> dict[str, Any]:
+    found = optimizer.state_dict()
+    index = {
+        names[parameter]: number
+        for group, numbered in zip(optimizer.param_groups, found["param_groups"], strict=True)
+        for parameter, number in zip(group["params"], numbered["params"], strict=True)
+    }
+    groups = [
+        {**options, "params": [index[name] for name in options["params"]]} for options in copied(named["param_groups"])
+    ]
+    return {"param_groups": groups, "state": {index[name]: copied(value) for name, value in named["state"].items()}}
+
+
+def _describe(value: Any, tensors: list[torch.Tensor], path: str) -> JSON:
+    """JSON of nested state; tensors are appended to `tensors` and stand for themselves by dtype and shape.
+
+    A dict becomes pairs, because JSON knows only text as keys, and a tuple is told from a list.
+    """
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return {"tensor": {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}}
+    if isinstance(value, Mapping):
+        pairs: list[JSON] = [
+            [_describe(key, tensors, path), _describe(each, tensors, f"{path}.{key}")] for key, each in value.items()
+        ]
+        return {"dict": pairs}
+    if isinstance(value, list | tuple):
+        items: list[JSON] = [_describe(each, tensors, f"{path}[{i}]") for i, each in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TaskError(
+        f"{path} is a {type(value).__name__}; state_dict() may hold tensors, numbers, text, None, dicts, lists and "
+        "tuples. Turn it into one of these."
+    )
+
+
+def _rebuild(described: JSON, tensors: list[torch.Tensor]) -> Any:
+    """Undoes `_describe`; takes tensors from the front of `tensors` in the same order."""
+    if not isinstance(described, dict):
+        return described
+    kind, content = next(iter(described.items()))
+    if kind == "tensor":
+        return tensors.pop(0)
+    assert isinstance(content, list)
+    if kind == "dict":
+        pairs = cast(list[list[JSON]], content)
+        return {_rebuild(key, tensors): _rebuild(value, tensors) for key, value in pairs}
+    items = [_rebuild(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _tensor_descriptions(described: JSON) -> Iterator[dict[str, Any]]:
+    if isinstance(described, dict):
+        kind, content = next(iter(described.items()))
+        if kind == "tensor":
+            yield cast(dict[str, Any], content)
+        else:
+            yield from _tensor_descriptions(content)
+    elif isinstance(described, list):
+        for each in described:
+            yield from _tensor_descriptions(each)
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // 16) * 16  # 16 bytes: the largest element, complex128
+
+
+def _groups(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    group: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + _padded(tensor) > CHUNK_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += _padded(tensor)
+    if group:
+        yield group
+
+
+def _chunks(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """uint8 messages of about `CHUNK_BYTES`, each tensor's bytes padded to `_padded`."""
+    for group in _groups(tensors):
+        chunk = torch.zeros(sum(_padded(tensor) for tensor in group), dtype=torch.uint8)
+        offset = 0
+        for tensor in group:
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+            chunk[offset : offset + raw.numel()] = raw
+            offset += _padded(tensor)
+        if chunk.numel():
+            yield chunk

@@ -1,0 +1,211 @@
+"""One optimizer step of the loop API, from its micro-batches to the applied update.
+
+    with step:
+        for batch in step:
+            step.backward(loss_sum, weight)
+        step.apply(optimizer)
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from elastic_trainer.control.events import TaskPhase
+from elastic_trainer.data.batch_plan import MicroBatchPlan, steps_digest
+from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
+from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.randomness import seed_everything
+from elastic_trainer.training.rider import Rider
+
+if TYPE_CHECKING:
+    from elastic_trainer.training.run import Run
+
+
+class Step:
+    """A step in progress. Not made by users: `run.steps()` yields it.
+
+    Attributes:
+        number: Counted from 0 over the whole run; the same number comes again after a change of membership.
+    """
+
+    def __init__(self, run: Run, number: int, *, overlap: bool) -> None:
+        self._run = run
+        self.number = number
+        self._overlap = overlap
+        self._planned: list[MicroBatchPlan] = []
+        self._consumed = 0
+        self._weight = 0.0
+        self._loss_sum = 0.0
+        self._samples = 0
+        self._digest = 0
+        self._rider_tensor: torch.Tensor | None = None
+        self._rider_work: dist.Work | None = None
+        self.applies = 0
+        self.is_done = False
+        self.total: Rider | None = None  # over all ranks, once applied
+        self.left_because: str | None = None  # set when the step was given up
+        self._started = time.perf_counter()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This worker's micro-batches, each with its own random stream and its logical rank's buffers."""
+        run = self._run
+        settings = run.settings
+        self._planned = list(settings.plan.of_rank(self.number, run.logical_ranks))
+        self._consumed = 0
+        run.phase = TaskPhase.DATA
+        for planned, data in run.engine.micro_batches(self.number, run.logical_ranks):
+            run.raise_if_aborted()
+            batch = make_batch(planned, data, run.collate, settings.plan.fixed_shapes)
+            run.buffers.enter(planned.logical_rank)
+            seed_everything(settings.seed, self.number, planned.logical_rank, planned.index)
+            self._consumed += 1
+            if self.applies == 0:
+                self._samples += batch.rows
+                self._digest = (self._digest + steps_digest(self.number, batch.sample_ids)) % (1 << 64)
+            run.phase = TaskPhase.LOSS
+            yield batch
+            run.phase = TaskPhase.DATA
+        run.phase = TaskPhase.LOSS
+
+    def backward(self, loss_sum: torch.Tensor, weight: float | torch.Tensor) -> None:
+        """Add a micro-batch's gradients.
+
+        Args:
+            loss_sum: Scalar; the sum of the losses of the micro-batch's samples or tokens, not their mean.
+            weight: How many samples or tokens it sums over; the step's gradient is divided by the sum of the weights.
+
+        Raises:
+            TaskError: The loss is not a scalar or has no gradient.
+        """
+        _check_loss(loss_sum)
+        self._weight += float(weight)
+        self._loss_sum += float(loss_sum.detach())
+        is_last = self._consumed == len(self._planned)
+        if self._overlap and is_last and len(self._run.reducers) == 1:
+            self._launch_rider()
+            for reducer in self._run.reducers.values():
+                reducer.arm()
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wait for the gradients of all ranks, scale and clip them, and step `optimizer`.
+
+        Raises:
+            TaskError: The optimizer is not registered, or micro-batches were left out.
+        """
+        run = self._run
+        run.phase = TaskPhase.APPLY
+        reducer = run.reducers.get(id(optimizer))
+        if reducer is None:
+            raise TaskError("step.apply() got an optimizer that is not registered. Use run.register(optimizer=...).")
+        if self._consumed < len(self._planned) or (not self._planned and run.has_rows(self.number)):
+            raise TaskError(
+                f"step {self.number} consumed {self._consumed} of {len(self._planned)} micro-batches before "
+                "step.apply(). Go through all of them: for batch in step: ..."
+            )
+        self._launch_rider()
+        reducer.launch()
+        assert self._rider_work is not None and self._rider_tensor is not None
+        self._rider_work.wait()
+        total = Rider.from_tensor(self._rider_tensor)
+        self._rider_work = self._rider_tensor = None
+        total.check_steps(self.number, run.world_size)
+        if total.changed_buffers:
+            run.buffers.agree()
+        run.buffers.reduce()
+        reducer.wait()
+        # from here on the step is whole on this rank: no collective of it is left
+        reducer.scale_and_clip(total.scale(self.number), run.settings.clip_norm)
+        run.state_is_whole = False
+        run.buffers.commit()
+        optimizer.step()
+        self._end_apply(total)
+
+    def _end_apply(self, total: Rider) -> None:
+        if self.applies == 0:
+            self.total = total
+        self.applies += 1
+        self._weight = self._loss_sum = 0.0
+        self._samples = self._digest = 0
+        for reducer in self._run.reducers.values():
+            reducer.zero()
+        self._run.buffers.begin()
+        self._run.phase = TaskPhase.LOSS
+
+    def _launch_rider(self) -> None:
+        if self._rider_work is not None:
+            return
+        run = self._run
+        rider = Rider(
+            self._weight,
+            self._loss_sum,
+            self.number,
+            self._samples,
+            self._digest,
+            int(run.mailbox.wants_park(run.token)),
+            int(run.mailbox.wants_stop(run.token)),
+            run.buffers.unagreed,
+        )
+        self._rider_tensor = rider.to_tensor()
+        self._rider_work = dist.all_reduce(self._rider_tensor, async_op=True)
+
+    def __enter__(self) -> Step:
+        run = self._run
+        self._started = time.perf_counter()
+        self._waited = run.engine.wait_s
+        run.buffers.begin()
+        for reducer in run.reducers.values():
+            reducer.zero()
+        run.snapshot_if_needed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> bool:
+        if error is None:
+            if self.applies == 0:
+                raise TaskError(f"step {self.number} ended without step.apply(optimizer).")
+            self.is_done = True
+            self._run.complete(self)
+            return False
+        is_ours = isinstance(error, StepAborted | CollectiveFailed) or self._run.backend.is_collective_error(error)
+        self._rider_work = self._rider_tensor = None
+        if is_ours:
+            self.left_because = "" if isinstance(error, StepAborted) else str(error)
+            # the frames hold works and tensors of the group, and with them its sockets
+            traceback.clear_frames(frames)
+            error.__traceback__ = None
+        return is_ours
+
+    @property
+    def seconds(self) -> float:
+        """Since the step began."""
+        return time.perf_counter() - self._started
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that the step waited for data."""
+        return self._run.engine.wait_s - self._waited
+
+    _waited: float = 0.0
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise TaskError(f"the loss is a {type(loss).__name__}, not a tensor. Return a scalar tensor.")
+    if loss.numel() != 1:
+        raise TaskError(
+            f"the loss has shape {tuple(loss.shape)}, not one element. Reduce it: loss.mean(), or (loss.sum(), weight)."
+        )
+    if not loss.requires_grad:
+        raise TaskError(
+            "the loss has no gradient: it depends on no parameter that requires one. Check for detach(), .item(), "
+            "torch.no_grad() or frozen parameters between the model and the loss."
+        )
