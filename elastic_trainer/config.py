@@ -244,14 +244,17 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
                 lines.append(str(each["ctx"]["error"]))
             case _:
                 expected = each["msg"].removeprefix("Input should be ")
-                lines.append(f"{where} = {each['input']!r} should be {expected}. {_describe(model, each['loc'])}".rstrip())
+                lines.append(
+                    f"{where} = {each['input']!r} should be {expected}. {_describe(model, each['loc'])}".rstrip()
+                )
     return lines[0] if len(lines) == 1 else "\n  ".join(["several fields are wrong:", *lines])
 
 
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         annotation = model.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
         model = annotation
     return list(model.model_fields)
 

@@ -21,11 +21,11 @@ from ray.exceptions import RayActorError
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.controller import ControllerSpec, make_controller
 from elastic_trainer.cluster.local import LocalCluster
-from elastic_trainer.cluster.messages import Snapshot
 from elastic_trainer.config import JobConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
 from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed
 from elastic_trainer.observability.progress import ProgressView
+from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import ResolvedJob, resolve
 from elastic_trainer.storage.run_folder import RunFolder
 from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask
@@ -33,7 +33,7 @@ from elastic_trainer.vocabulary import RunStatus
 
 STOP_AT_ONCE_S = 10.0  # the controller needs about a second to let go of everything; after this it is not waited for
 WATCH_S = 30.0  # one answer of the controller, which takes a quarter of a second
-OnStanding = Callable[[Snapshot], None]
+OnStanding = Callable[[Standing], None]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class ElasticTrainer:
             with ProgressView(job.config.name) as view:
                 view.say(_opening(job))
                 while True:
-                    standing: Snapshot = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
+                    standing: Standing = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
                     cursor = standing.cursor
                     view.show(standing)
                     if self._on_standing is not None:

@@ -1,0 +1,1 @@
+"""Carries control's decisions out on Ray: controller, node agents, workers, placement, a local cluster."""

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic_trainer.cluster.messages import Snapshot
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
@@ -17,6 +16,7 @@ from elastic_trainer.control.state import State
 from elastic_trainer.data.ledger import Audit, LedgerLine
 from elastic_trainer.observability.journal import Journal
 from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, StepLine
+from elastic_trainer.observability.standing import Standing
 from elastic_trainer.storage.run_folder import RunFolder
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import RunStatus, Token, Worker
@@ -113,9 +113,9 @@ class Chronicle:
                 self._tell(effect.reason)
 
     def _record_step(self, line: StepLine) -> None:
-        if not self._audit.add(LedgerLine(line.step, line.token, line.samples, line.digest)):
-            return
         ledger = LedgerLine(line.step, line.token, line.samples, line.digest)
+        if not self._audit.add(ledger):
+            return
         self._journal.add("ledger", line.step, line.token, ledger.to_json())
         metrics = {key: value for key, value in asdict(line).items() if key not in ("digest", "token")}
         self._journal.add("metrics", line.step, line.token, {"token": str(line.token), **metrics})
@@ -151,7 +151,7 @@ class Chronicle:
         made = Generation(event.token.generation, event.token.term, len(order.ranks), event.steps, order.reason)
         self.generations.append(made)
         self._tell(
-            f"generation {made.generation}: {made.world_size} workers, resumes at step {made.resume_step}: {made.reason}"
+            f"generation {made.generation}: {made.world_size} workers from step {made.resume_step}: {made.reason}"
         )
 
     # ---- what goes out
@@ -176,15 +176,16 @@ class Chronicle:
         except TimeoutError:
             return
 
-    def snapshot(self, cursor: int, pids: dict[str, int], *, has_ended: bool) -> Snapshot:
+    def snapshot(self, cursor: int, pids: dict[str, int], *, has_ended: bool) -> Standing:
         """How the run stands, with the news behind `cursor`."""
         last = self._last
-        return Snapshot(
+        return Standing(
             phase=self._state.phase.value,
             step=self._audit.steps,
             steps=self._settings.steps,
             loss=None if last is None else last.loss,
-            samples_per_s=self._speed(),
+            samples_per_s=self._per_second(sum(line.samples for line in list(self._recent)[1:])),
+            steps_per_s=self._per_second(len(self._recent) - 1),
             world_size=len(self._state.group),
             news=tuple(text for number, text in self._news if number > cursor),
             cursor=self._count,
@@ -192,11 +193,10 @@ class Chronicle:
             pids=pids,
         )
 
-    def _speed(self) -> float:
+    def _per_second(self, amount: float) -> float:
         if len(self._recent) < 2:
             return 0.0
-        seconds = self._recent[-1].done_at - self._recent[0].done_at
-        return sum(line.samples for line in list(self._recent)[1:]) / max(seconds, 1e-9)
+        return amount / max(self._recent[-1].done_at - self._recent[0].done_at, 1e-9)
 
     def close(self, status: RunStatus, reason: str) -> None:
         """Write everything that is left, the summary last."""

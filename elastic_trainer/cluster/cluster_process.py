@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -38,6 +39,8 @@ def main() -> None:
             pass
     finally:
         _kill_descendants()
+        if settings is not None:
+            shutil.rmtree(settings["folder"], ignore_errors=True)  # an owner that was killed cannot do it
 
 
 def _start(settings: dict[str, object]) -> dict[str, object]:
@@ -64,7 +67,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
 def _kill_descendants() -> None:
     kill_all(descendants(os.getpid()), signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+    while descendants(os.getpid()) and time.monotonic() < deadline:
         _reap_exited()
         time.sleep(0.02)
     while left := descendants(os.getpid()):  # a descendant may fork while it is being killed, hence the loop

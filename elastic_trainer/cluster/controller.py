@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.chronicle import Chronicle
-from elastic_trainer.cluster.messages import Report, Snapshot
+from elastic_trainer.cluster.messages import Report
 from elastic_trainer.cluster.node_agent import make_agent
 from elastic_trainer.cluster.rendezvous import make_store
 from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
@@ -28,6 +28,7 @@ from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.control.machine import Machine
 from elastic_trainer.control.state import Limits
+from elastic_trainer.observability.standing import Standing
 from elastic_trainer.storage.run_folder import RunFolder
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import RunStatus, Worker
@@ -85,7 +86,7 @@ class Controller:
         """End the run at the next step boundary, or at once."""
         await self._events.put(e.StopRequested(by, at_once))
 
-    async def watch(self, cursor: int) -> Snapshot:
+    async def watch(self, cursor: int) -> Standing:
         """How the run stands and the news since `cursor`; waits a little when there is none."""
         await self._chronicle.await_news(cursor, timeout_s=0.25)
         pids = {str(w): p.pid for w, p in self._chronicle.processes.items() if w in self._units}

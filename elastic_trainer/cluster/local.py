@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 from types import TracebackType
+from typing import Any
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._private import worker as ray_worker
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled, without types
 
 from elastic_trainer.errors import ClusterError
 
@@ -81,11 +85,12 @@ class LocalCluster:
             _reread_authentication()
             self._process = self._spawn()
             self.address = self._await_address()
+            _hush_raylets()
             ray.init(
                 address=self.address,
                 namespace=NAMESPACE,
                 configure_logging=True,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 log_to_driver=True,
             )
         except BaseException:
@@ -134,8 +139,9 @@ class LocalCluster:
 
     def _await_address(self) -> str:
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"node_args": self._node_args()}) + "\n")
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"node_args": self._node_args(), "folder": self._folder}) + "\n")
         process.stdin.flush()
         line = _readline_within(process, START_S)
         answer = json.loads(line) if line else {"error": f"no answer within {START_S:.0f} s"}
@@ -152,7 +158,8 @@ class LocalCluster:
         return [dict(node) for _ in range(self.nodes)]
 
     def _end_process(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # end of file is the order to end
         try:
@@ -183,6 +190,19 @@ QUIET_RAY = {
 }
 
 
+def _hush_raylets() -> None:
+    # what workers print is the user's; the raylets' own paragraph about each killed worker says less than our news
+    if not hasattr(ray_worker.print_to_stdstream, "is_hushed"):
+        show = ray_worker.print_to_stdstream
+
+        def show_workers(data: dict[str, Any], ignore_prefix: bool) -> None:
+            if data.get("pid") != "raylet":
+                show(data, ignore_prefix)
+
+        show_workers.is_hushed = True  # type: ignore[attr-defined]
+        ray_worker.print_to_stdstream = show_workers
+
+
 def _reread_authentication() -> None:
     # Ray reads the mode and the token once, when it is imported; it has no public way to read them again
     Config.initialize("")
@@ -190,8 +210,6 @@ def _reread_authentication() -> None:
 
 
 def _readline_within(process: subprocess.Popen[str], seconds: float) -> str:
-    import select
-
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], seconds)
     return process.stdout.readline() if ready else ""

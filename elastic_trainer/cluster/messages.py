@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control.effects import Order
@@ -30,19 +30,3 @@ class Orders:
 
     orders: tuple[Order, ...]
     acknowledged: int
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """How the run stands, for people."""
-
-    phase: str
-    step: int
-    steps: int
-    loss: float | None
-    samples_per_s: float
-    world_size: int
-    news: tuple[str, ...] = ()
-    cursor: int = 0
-    has_ended: bool = False
-    pids: dict[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -231,10 +232,10 @@ def _to_numpy(array: pa.Array, column: Column) -> NDArray[np.generic]:
     return np.asarray(typed.reshape(-1, *column.shape))
 
 
-class Named(dict[str, object]):
+class Named(dict[str, Any]):
     """A row or a batch by column name; a name that the data lacks gets an error that says what there is."""
 
-    def __missing__(self, name: str) -> object:
+    def __missing__(self, name: str) -> Any:
         raise DataError(
             f"the data has no column {name!r}; it has {', '.join(map(repr, self)) or 'none'}."
             f"{did_you_mean(str(name), self)} Use one of them, or prepare the data with that column."

@@ -5,6 +5,7 @@ The key is of (seed, source's name, row), so that the same source and seed give 
 
 from __future__ import annotations
 
+import mmap
 import os
 import zipfile
 from pathlib import Path
@@ -49,8 +50,7 @@ def prepare(source: str | os.PathLike[str], out: str | os.PathLike[str], *, seed
     columns, arrays = _read_npz(source)
     rows = len(next(iter(arrays.values())))
     order = permutation(rows, key(seed, xxhash.xxh3_64_intdigest(source.name.encode())))
-    index = _write(out, columns, {name: values[order] for name, values in arrays.items()}, rows, seed)
-    return index
+    return _write(out, columns, {name: values[order] for name, values in arrays.items()}, rows, seed)
 
 
 def _read_npz(source: Path) -> tuple[tuple[Column, ...], Columns]:
@@ -124,11 +124,11 @@ def _write_file(
             writer.write_batch(batch)
             groups.append(RowGroup(high - low, offset, sink.tell() - offset, ""))
             low = high
-    raw = np.memmap(path, dtype=np.uint8, mode="r")
-    digested = tuple(
-        RowGroup(g.rows, g.offset, g.length, xxhash.xxh3_64_hexdigest(raw[g.offset : g.offset + g.length]))
-        for g in groups
-    )
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        digested = tuple(
+            RowGroup(g.rows, g.offset, g.length, xxhash.xxh3_64_hexdigest(raw[g.offset : g.offset + g.length]))
+            for g in groups
+        )
     return DataFile(path.name, path.stat().st_size, digested), low
 
 

@@ -1,0 +1,1 @@
+"""What everybody may use to tell what happens: lines, journal, progress."""

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from elastic_trainer.observability.standing import Standing
 
 PLAIN_EVERY_S = 5.0  # often enough to see life in a log file, rarely enough to read it
-
-
-class Standing(Protocol):
-    """What is shown of a run."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def samples_per_s(self) -> float: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def news(self) -> tuple[str, ...]: ...
 
 
 class ProgressView:
@@ -47,7 +29,6 @@ class ProgressView:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
                 console=self._console,
             )
             self._task = self._bar.add_task(name, total=None, facts="starting")
@@ -71,20 +52,21 @@ class ProgressView:
             self.say(text)
         facts = _facts(standing)
         if self._bar is not None:
-            self._bar.update(self._task, total=standing.steps, completed=standing.step, facts=facts)
+            self._bar.update(
+                self._task, total=standing.steps, completed=standing.step, facts=facts + _time_left(standing)
+            )
             return
         now = time.monotonic()
-        line = f"step {standing.step}/{standing.steps}  {facts}{self._time_left(standing)}"
+        line = f"step {standing.step}/{standing.steps}  {facts}{_time_left(standing)}"
         if now - self._said_at >= PLAIN_EVERY_S and line != self._said:
             self._said_at, self._said = now, line
             self.say(line)
 
-    def _time_left(self, standing: Standing) -> str:
-        if not standing.samples_per_s or not standing.step:
-            return ""
-        elapsed = time.monotonic() - self._began
-        left = elapsed / standing.step * (standing.steps - standing.step)
-        return f"  about {left:.0f} s left"
+
+def _time_left(standing: Standing) -> str:
+    if not standing.steps_per_s:
+        return ""
+    return f"  about {(standing.steps - standing.step) / standing.steps_per_s:.0f} s left"
 
 
 def _facts(standing: Standing) -> str:

@@ -1,6 +1,6 @@
 """A run's folder on a local file system: made once, files in it are written whole or not at all and never replaced.
 
-    <storage>/<name>/config.yaml  summary.json  ledger/  metrics/  events/
+<storage>/<name>/config.yaml  summary.json  ledger/  metrics/  events/
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class _Buffer:
 class LogicalBuffers:
     """The buffers of all registered modules over a step's logical ranks.
 
-    A step: `begin()`, for each logical rank with rows `enter(...)`, then `reduce()`; `commit()` when all of the step has arrived.
+    A step: `begin()`, for each logical rank with rows `enter(...)`, then `reduce()`; `commit()` when the
+    whole step has arrived.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:

@@ -45,7 +45,7 @@ def evaluate(
             _add(sums, evaluate_batch(batch))
         if not sums:  # without rows of its own a rank learns the names from a row that it does not count
             probe = evaluate_batch(_batch(run, reader, 0, range(1)))
-            sums = {name: (0.0, 0.0) for name in _checked(probe)}
+            sums = dict.fromkeys(_checked(probe), (0.0, 0.0))
     run.buffers.restore()
     return _reduced(sums, run.world_size)
 
@@ -74,7 +74,9 @@ def _batch(run: Run, reader: DatasetReader, logical_rank: int, rows: range) -> B
     ids = np.arange(rows.start, rows.stop, dtype=np.int64)
     planned = MicroBatchPlan(run.steps_done, logical_rank, 0, ids, len(ids))
     if run.settings.plan.fixed_shapes:
-        planned = MicroBatchPlan(run.steps_done, logical_rank, 0, np.resize(ids, run.settings.plan.micro_batch), len(ids))
+        planned = MicroBatchPlan(
+            run.steps_done, logical_rank, 0, np.resize(ids, run.settings.plan.micro_batch), len(ids)
+        )
     columns = reader.rows(planned.ids)
     data: Any = columns
     if run.preprocess is not None:
@@ -106,7 +108,9 @@ def _reduced(sums: Sums, world_size: int) -> dict[str, float]:
     mine = float(agreed)
     dist.all_reduce(agreed)
     if float(agreed) != mine * world_size:
-        raise TaskError(f"evaluate() returned other names on other ranks; here {names}. Return the same for each batch.")
+        raise TaskError(
+            f"evaluate() returned other names on other ranks; here {names}. Return the same for each batch."
+        )
     pairs = torch.tensor([sums[name] for name in names], dtype=torch.float64)  # (names, 2)
     dist.all_reduce(pairs)
     return {name: float(total / weight) for name, (total, weight) in zip(names, pairs, strict=True)}

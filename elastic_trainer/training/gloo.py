@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch._dynamo  # noqa: F401  its default arguments would keep the first group and its sockets alive if it came later
@@ -84,7 +85,7 @@ class GlooBackend:
             raise CollectiveFailed(f"generation {token} could not be formed: {error}") from None
         ports = {int(port) for text in published for port in text.decode().split(",") if port}
         with self._lock:
-            self._sockets = [(fd, link) for fd, link in opened if _uses(fd, ports)]
+            self._sockets = [(fd, link) for fd, link in opened if _uses(fd, link, ports)]
         _set_pg_timeout(timedelta(seconds=self._collective_s), dist.group.WORLD)
 
     def abort(self) -> None:
@@ -93,13 +94,9 @@ class GlooBackend:
             sockets, self._sockets = self._sockets, []
             self._is_broken = True
             for fd, link in sockets:
-                if _link(fd) != link:
-                    continue
-                with _duplicate(fd) as each:
-                    try:
-                        each.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        continue  # the peer was faster
+                with _held(fd, link) as each:
+                    if each is not None:
+                        _shut_down(each)
 
     def destroy(self) -> None:
         """See `ProcessGroupBackend.destroy`."""
@@ -154,17 +151,34 @@ def _link(fd: int) -> str | None:
         return None
 
 
-def _duplicate(fd: int) -> socket.socket:
-    return socket.socket(fileno=os.dup(fd))
+@contextmanager
+def _held(fd: int, link: str) -> Iterator[socket.socket | None]:
+    """A socket of our own on the same connection; None when gloo has closed it, or something else has its number."""
+    try:
+        duplicate = os.dup(fd)
+    except OSError:
+        yield None
+        return
+    if _link(duplicate) != link:
+        os.close(duplicate)
+        yield None
+        return
+    with socket.socket(fileno=duplicate) as each:
+        yield each
+
+
+def _shut_down(each: socket.socket) -> None:
+    try:
+        each.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # the peer was faster
 
 
 def _listening_ports(opened: Iterable[tuple[int, str]]) -> list[int]:
     ports = []
     for fd, link in opened:
-        if _link(fd) != link:
-            continue
-        with _duplicate(fd) as each:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and _listens(each):
+        with _held(fd, link) as each:
+            if each is not None and each.family in (socket.AF_INET, socket.AF_INET6) and _listens(each):
                 ports.append(int(each.getsockname()[1]))
     return ports
 
@@ -173,10 +187,12 @@ def _listens(each: socket.socket) -> bool:
     return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _uses(fd: int, ports: set[int]) -> bool:
-    try:
-        with _duplicate(fd) as each:
-            # the listener itself is left alone: gloo ends the process when it is shut down
-            return not _listens(each) and bool({each.getsockname()[1], each.getpeername()[1]} & ports)
-    except (OSError, IndexError):
-        return False
+def _uses(fd: int, link: str, ports: set[int]) -> bool:
+    with _held(fd, link) as each:
+        # the listener itself is left alone: gloo ends the process when it is shut down
+        if each is None or each.family not in (socket.AF_INET, socket.AF_INET6) or _listens(each):
+            return False
+        try:
+            return bool({each.getsockname()[1], each.getpeername()[1]} & ports)
+        except OSError:
+            return False  # not connected any more

@@ -51,7 +51,9 @@ from elastic_trainer.training.step import Step
 from elastic_trainer.vocabulary import RunStatus, Token, Worker
 
 Evaluate = Callable[[Batch], Mapping[str, tuple[Any, Any]]]
-NEVER_S = 3600.0  # one look at the mailbox; the wait as a whole is bounded by the controller's life, which the agent sees
+NEVER_S = (
+    3600.0  # one look at the mailbox; the wait as a whole is bounded by the controller's life, which the agent sees
+)
 
 
 class RunEnded(BaseException):

@@ -1,9 +1,9 @@
 """One optimizer step of the loop API, from its micro-batches to the applied update.
 
-    with step:
-        for batch in step:
-            step.backward(loss_sum, weight)
-        step.apply(optimizer)
+with step:
+    for batch in step:
+        step.backward(loss_sum, weight)
+    step.apply(optimizer)
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Step:
             self._launch_rider()
             for reducer in self._run.reducers.values():
                 reducer.arm()
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        loss_sum.backward()
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for the gradients of all ranks, scale and clip them, and step `optimizer`.
@@ -112,7 +112,8 @@ class Step:
             )
         self._launch_rider()
         reducer.launch()
-        assert self._rider_work is not None and self._rider_tensor is not None
+        assert self._rider_work is not None
+        assert self._rider_tensor is not None
         self._rider_work.wait()
         total = Rider.from_tensor(self._rider_tensor)
         self._rider_work = self._rider_tensor = None

@@ -26,8 +26,8 @@ class TrainTask(ABC):
 
     Optional methods: `build_scheduler(optimizer)`, `preprocess(row, rng) -> row` (a row as a dict, a numpy Generator
     that depends on seed, epoch and sample alone; may not drop rows), `collate(rows) -> dict of tensors`,
-    `evaluate(model, batch) -> {name: (sum, weight)}`, `on_step(step)` (after each done step, on data rank 0). Instead of
-    `loss`: `inputs(batch) -> tuple` and `criterion(output, batch)`.
+    `evaluate(model, batch) -> {name: (sum, weight)}`, `on_step(step)` (after each done step, on data rank 0).
+    Instead of `loss`: `inputs(batch) -> tuple` and `criterion(output, batch)`.
 
     Attributes:
         fixed_shapes: Fill a short micro-batch up with repeated rows; `batch["row_weight"]` is then 1 for real rows and

@@ -1,6 +1,6 @@
 """Prepares scikit-learn's handwritten digits as dataset folders: data/digits/train and data/digits/test.
 
-    python jobs/digits/data.py [FOLDER]
+python jobs/digits/data.py [FOLDER]
 """
 
 from __future__ import annotations
