@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _NormBase
+
+COMPARED_BYTES = 1 << 20  # comparing a buffer of this size costs some 0.1 ms; larger ones are tables and masks
 
 
 class _Buffer:
@@ -22,6 +25,8 @@ class _Buffer:
         self.start = self.value.detach().clone()
         self.change = torch.zeros_like(self.start, dtype=torch.float64)
         self.is_floating = self.start.is_floating_point()
+        small = self.start.numel() * self.start.element_size() <= COMPARED_BYTES
+        self._is_compared = small or isinstance(module, _NormBase)
         self._seen = (id(self.value), self.value._version)
 
     @property
@@ -31,7 +36,10 @@ class _Buffer:
         return value
 
     def is_touched(self) -> bool:
-        return self._seen != (id(self.value), self.value._version)
+        if self._seen != (id(self.value), self.value._version):
+            return True
+        # batch-norm's kernel, and whoever writes through `.data`, leaves the version as it is
+        return self._is_compared and not torch.equal(self.value, self.start)
 
     def add_change(self) -> None:
         # equal elements count as unchanged: the difference of two infinities is not a number

@@ -13,6 +13,9 @@ MASK = (1 << 64) - 1
 def seed_everything(*parts: int) -> None:
     """Seed torch, numpy and `random` by whole numbers such as (seed, step, logical rank, micro-batch)."""
     value = int(np.random.SeedSequence([part & MASK for part in parts]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(value)
+    # torch.manual_seed would format a stack trace for each kind of device that is absent: 15 % of a small step
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)
     np.random.seed(value & 0xFFFFFFFF)
     random.seed(value)

@@ -1,0 +1,208 @@
+"""Tasks that tests train; small, in float64, and able to misbehave at a chosen place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from elastic_trainer.training.run import Run
+from elastic_trainer.training.task import TrainTask
+from tests import harness_worker
+
+
+class Net(nn.Module):
+    """With batch-norm, dropout, a constant buffer, and parameters that are used by no sample or by some only."""
+
+    def __init__(self, features: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(8, 1)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.sometimes = nn.Parameter(torch.ones(1))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (rows, features) -> (rows, 1)."""
+        hidden = self.drop(torch.relu(self.norm(self.first(x))))
+        if float(x[0, 0]) > 0:
+            hidden = hidden * self.sometimes
+        return self.last(hidden)
+
+
+def state_digest(*parts: Any) -> str:
+    """Digest of all tensors of state dicts."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(value.detach().contiguous().numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in sorted(value, key=str):
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for each in value:
+                add(each)
+
+    for part in parts:
+        add(part.state_dict())
+    return digest.hexdigest()
+
+
+class NetTask(TrainTask):
+    """Regression on columns x (rows, 6) and y (rows,)."""
+
+    def __init__(self, *, evaluate: bool = True, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self._evaluates = evaluate
+
+    def build_model(self) -> nn.Module:
+        self.model = Net().double()
+        return self.model
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return self.optimizer
+
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20], gamma=0.5)
+        return self.scheduler
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        return functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"])
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        error = functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"], reduction="sum")
+        return {"error": (error, batch.rows), "rows": (batch.rows, 1)}
+
+    def train(self, run: Run) -> None:
+        super().train(run)
+        harness_worker.RESULT.update(
+            digest=state_digest(self.model, self.optimizer),
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+            pid=os.getpid(),
+        )
+
+
+class TokenTask(NetTask):
+    """A loss that is weighted by something else than rows."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = batch["y"].abs()
+        error = (model(batch["x"]).squeeze(1) - batch["y"]) ** 2
+        return (error * weight).sum(), weight.sum()
+
+
+class FixedShapeTask(NetTask):
+    """Gets short micro-batches filled up."""
+
+    fixed_shapes = True
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        assert len(batch["x"]) == 3, "shapes are not constant"
+        weight = batch["row_weight"].double()
+        error = (model(batch["x"]).squeeze(1) - batch["y"]) ** 2
+        return (error * weight).sum(), weight.sum()
+
+
+class PlainTask(NetTask):
+    """Without batch-norm and dropout, so that one process can do a whole batch at once."""
+
+    def build_model(self) -> nn.Module:
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        return self.model
+
+
+class RaisingTask(NetTask):
+    """Raises in a phase, from a step on, on some ranks, some times."""
+
+    def __init__(self, phase: str, *, step: int = 0, rank: int | None = None, times: int = 1 << 30) -> None:
+        super().__init__()
+        self.phase = phase
+        self.step = step
+        self.rank = rank
+        self.times = times
+
+    def build_model(self) -> nn.Module:
+        self._maybe("build")
+        return super().build_model()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if self.run.steps_done >= self.step:
+            self._maybe("loss")
+        return super().loss(model, batch)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        self._maybe("evaluate")
+        return super().evaluate(model, batch)
+
+    def on_step(self, step: Any) -> None:
+        self._maybe("on_step")
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def _maybe(self, phase: str) -> None:
+        counted = harness_worker.RESULT.setdefault("raised", 0)
+        right_rank = self.rank is None or self.rank == self.run.rank
+        if phase == self.phase and right_rank and counted < self.times:
+            harness_worker.RESULT["raised"] = counted + 1
+            raise ValueError(f"raised on purpose in {phase}")
+
+
+class KillingTask(NetTask):
+    """Kills its own process in a phase, once for each first life of the named worker."""
+
+    def __init__(self, phase: str, worker_id: int, step: int = 0) -> None:
+        super().__init__()
+        self.phase = phase
+        self.worker_id = worker_id
+        self.step = step
+
+    def build_model(self) -> nn.Module:
+        self._maybe("build")
+        return super().build_model()
+
+    def preprocess(self, row: Any, rng: Any) -> Any:
+        self._maybe("read")
+        return row
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        self._maybe("evaluate")
+        return super().evaluate(model, batch)
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def _maybe(self, phase: str) -> None:
+        worker = self.run.worker
+        is_first = worker.worker_id == self.worker_id and worker.incarnation == 0
+        if phase == self.phase and is_first and self.run.steps_done >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gan_like(run: Run) -> None:
+    """The loop API with two optimizers that step one after the other within a step."""
+    one, two = nn.Linear(6, 4).double(), nn.Linear(4, 1).double()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=1e-2, momentum=0.9), torch.optim.Adam(two.parameters(), lr=1e-2)]
+    run.register(one=one, two=two, first=optimizers[0], second=optimizers[1])
+    for step in run.steps():
+        with step:
+            for optimizer in optimizers:
+                for batch in step:
+                    error = (two(torch.tanh(one(batch["x"]))).squeeze(1) - batch["y"]) ** 2
+                    step.backward(error.sum(), batch.rows)
+                step.apply(optimizer)
+    harness_worker.RESULT.update(digest=state_digest(one, two, *optimizers))
