@@ -91,6 +91,7 @@ class ElasticTrainer:
             train, evaluation = self._indexes()
             resolve(self._config, train, evaluation, fits=1, fixed_shapes=fixed_shapes)
             with self._running_cluster():
+                signals.renew()
                 fits = placement.workers_that_fit(self._config.scaling.resources_per_worker)
                 capacity = self._check_resources(fits)
                 job = resolve(self._config, train, evaluation, fits=fits, fixed_shapes=fixed_shapes)
@@ -186,14 +187,20 @@ class _StopSignals:
         self._count = 0
 
     def __enter__(self) -> _StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for each in (signal.SIGINT, signal.SIGTERM):
-                self._before[each] = signal.signal(each, self._on_signal)
+        self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+        self.renew()
         return self
 
+    def renew(self) -> None:
+        """Take the signals again: connecting to Ray gives SIGTERM a handler that aborts the process."""
+        if threading.current_thread() is threading.main_thread():
+            for each in self._before:
+                signal.signal(each, self._on_signal)
+
     def __exit__(self, *_: object) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        if threading.current_thread() is threading.main_thread():
+            for each, handler in self._before.items():
+                signal.signal(each, handler)
 
     def take_over(self, stop: Callable[[str, bool], object]) -> None:
         """From now on signals go to `stop(by, at_once)`."""

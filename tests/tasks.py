@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -206,3 +207,33 @@ def gan_like(run: Run) -> None:
                     step.backward(error.sum(), batch.rows)
                 step.apply(optimizer)
     harness_worker.RESULT.update(digest=state_digest(one, two, *optimizers))
+
+
+class SlowEvaluationTask(NetTask):
+    """Evaluates for long."""
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        print("evaluating now", flush=True)
+        time.sleep(0.5)
+        return super().evaluate(model, batch)
+
+
+class StuckTask(NetTask):
+    """Never comes back from a step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        print("stuck now", flush=True)
+        time.sleep(600)
+        return super().loss(model, batch)
+
+
+class ForkingTask(NetTask):
+    """Each worker has a child that would outlive it, in a session of its own."""
+
+    def build_model(self) -> nn.Module:
+        subprocess.Popen(["sleep", "1234"], start_new_session=True)
+        return super().build_model()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(0.002)
+        return super().loss(model, batch)

@@ -109,6 +109,8 @@ class Chronicle:
             case f.AbortGeneration():
                 self._is_faulted = True
                 self._tell(effect.reason)
+            case f.StartStore() if effect.reason != self._state.why:
+                self._tell(effect.reason)
             case f.Tell() | f.KillWorker() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
                 self._tell(effect.reason)
 
@@ -119,15 +121,16 @@ class Chronicle:
         self._journal.add("ledger", line.step, line.token, ledger.to_json())
         metrics = {key: value for key, value in asdict(line).items() if key not in ("digest", "token")}
         self._journal.add("metrics", line.step, line.token, {"token": str(line.token), **metrics})
-        if self._last is not None and line.token != self._last.token:
-            self._first_step_of(line, self._last)
+        if self._last is None or line.token != self._last.token:
+            self._first_step_of(line)
         self._productive_s += line.step_s
         self._recent.append(line)
         self._last = line
 
-    def _first_step_of(self, line: StepLine, last: StepLine) -> None:
-        seconds = line.done_at - last.done_at
-        if self._is_faulted:
+    def _first_step_of(self, line: StepLine) -> None:
+        """The first step of a generation; after a fault it ends the recovery, if there was a step to recover from."""
+        if self._is_faulted and self._last is not None:
+            seconds = line.done_at - self._last.done_at
             self.recovery_s.append(seconds)
             self._tell(f"recovered: step {line.step} done {seconds:.3f} s after the last one before the fault")
         self._is_faulted = False

@@ -263,6 +263,11 @@ def test_a_worker_stopped_through_a_rebuild_is_fenced_when_it_wakes(settings: Tr
             assert worker is not None
             stopped.append(worker)
             harness.put(e.WorkerLost(worker, "said to be lost"))
+        if done == 60 and len(stopped) == 1:
+            stopped += stopped
+            pid = harness._processes[stopped[0]].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGCONT)
 
     outcome = Harness(SLOW, settings, workers=2, on_step=on_step, limits=limits).run()
 
