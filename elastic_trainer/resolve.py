@@ -85,7 +85,7 @@ def resolve(
     limits = Limits(
         min_workers=config.scaling.min_workers,
         max_workers=most,
-        place_s=max(config.scaling.wait_s, PLACE_S),
+        place_s=max(config.scaling.wait_s, PLACE_S) if fits >= config.scaling.min_workers else config.scaling.wait_s,
         form_s=config.timeouts.form_s,
         leave_s=config.timeouts.leave_s,
     )

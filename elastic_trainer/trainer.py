@@ -102,7 +102,7 @@ class ElasticTrainer:
                 except BaseException:
                     folder.discard()
                     raise
-                return self._follow(controller, job, signals)
+                return self._follow(controller, job, signals, fits=fits, capacity=capacity)
 
     def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], bool]:
         """What makes the task in a worker; made once here too, so that its mistakes show before anything starts."""
@@ -152,12 +152,16 @@ class ElasticTrainer:
             capacity=capacity,
         )
 
-    def _follow(self, controller: ActorHandle, job: ResolvedJob, signals: _StopSignals) -> Result:
+    def _follow(
+        self, controller: ActorHandle, job: ResolvedJob, signals: _StopSignals, *, fits: int, capacity: str
+    ) -> Result:
         signals.take_over(lambda by, at_once: controller.stop.remote(by, at_once))
         cursor = 0
         try:
             with ProgressView(job.config.name) as view:
                 view.say(_opening(job))
+                if job.limits.max_workers > fits:
+                    view.say(capacity)
                 while True:
                     standing: Standing = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
                     cursor = standing.cursor

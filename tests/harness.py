@@ -49,7 +49,13 @@ def settings_for(
     index = read_index(data)
     order = SampleOrder(index.rows, index.row_group, batch, ranks, window, 7, others.pop("drop_last", False))
     plan = BatchPlan(order, micro, others.pop("fixed_shapes", False))
-    defaults: dict[str, Any] = {"seed": 7, "clip_norm": None, "evaluate_every": None, "form_s": 20.0, "collective_s": 60.0}
+    defaults: dict[str, Any] = {
+        "seed": 7,
+        "clip_norm": None,
+        "evaluate_every": None,
+        "form_s": 20.0,
+        "collective_s": 60.0,
+    }
     return TrainSettings("test", plan, data, evaluation, steps, **{**defaults, **others})
 
 

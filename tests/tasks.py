@@ -127,11 +127,20 @@ class PlainTask(NetTask):
 class RaisingTask(NetTask):
     """Raises in a phase, from a step on, on some ranks, some times."""
 
-    def __init__(self, phase: str, *, step: int = 0, rank: int | None = None, times: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        phase: str,
+        *,
+        step: int = 0,
+        rank: int | None = None,
+        worker_id: int | None = None,
+        times: int = 1 << 30,
+    ) -> None:
         super().__init__()
         self.phase = phase
         self.step = step
         self.rank = rank
+        self.worker_id = worker_id
         self.times = times
 
     def build_model(self) -> nn.Module:
@@ -157,6 +166,7 @@ class RaisingTask(NetTask):
     def _maybe(self, phase: str) -> None:
         counted = harness_worker.RESULT.setdefault("raised", 0)
         right_rank = self.rank is None or self.rank == self.run.rank
+        right_rank = right_rank and (self.worker_id is None or self.worker_id == self.run.worker.worker_id)
         if phase == self.phase and right_rank and counted < self.times:
             harness_worker.RESULT["raised"] = counted + 1
             raise ValueError(f"raised on purpose in {phase}")
@@ -237,3 +247,24 @@ class ForkingTask(NetTask):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         time.sleep(0.002)
         return super().loss(model, batch)
+
+
+class ShapelessLossTask(NetTask):
+    """Forgets to reduce its loss."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch["x"]).squeeze(1) - batch["y"]) ** 2
+
+
+class UnreachableLossTask(NetTask):
+    """Detaches its loss."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch).detach()
+
+
+class WrongColumnTask(NetTask):
+    """Wants a column that the data lacks."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return functional.mse_loss(model(batch["x"]).squeeze(1), batch["target"])

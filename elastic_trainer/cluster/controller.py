@@ -97,7 +97,7 @@ class Controller:
         await self._has_ended.wait()
         return self._chronicle.summary
 
-    # ---- for the node agents
+    # ---- for the node agents and the store
 
     async def report(self, reports: list[Report]) -> int:
         """Take what workers of a node report; returns below which step all lines are safe."""
@@ -110,6 +110,10 @@ class Controller:
             for event in report.events:
                 await self._events.put(event)
         return self._chronicle.acknowledged
+
+    async def ended(self) -> None:
+        """The tripwire of agents and store: never answers, fails at once when this process dies."""
+        await asyncio.Event().wait()
 
     # ---- deciding and carrying out
 
@@ -162,7 +166,7 @@ class Controller:
 
     async def _start_store(self) -> None:
         self._stores += 1
-        store = self._store = make_store(self._spec.run_name, self._stores)
+        store = self._store = make_store(self._spec.run_name, self._stores, self._me)
         try:
             host, port = await store.address.remote()
             await self._events.put(e.StoreReady(host, port))

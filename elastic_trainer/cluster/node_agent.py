@@ -23,7 +23,6 @@ from elastic_trainer.control.effects import Order
 from elastic_trainer.vocabulary import Worker
 
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get
-BEAT_S = 0.25  # how often an idle agent talks to the controller, and so finds out that it is gone
 
 
 class NodeAgent:
@@ -40,7 +39,7 @@ class NodeAgent:
         self._groups: dict[Worker, PlacementGroup] = {}
         self._acknowledged = 0
         self._memory_kills = memory_kills()
-        self._forwarding = asyncio.ensure_future(self._forward())
+        self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_with_controller())]
 
     async def adopt(self, worker: Worker, group: PlacementGroup) -> None:
         """A worker in this placement group will report here."""
@@ -91,17 +90,20 @@ class NodeAgent:
 
     async def _forward(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._has_report.wait(), BEAT_S)
-            except TimeoutError:
-                pass
+            await self._has_report.wait()
             self._has_report.clear()
             batch = list(self._reports)
             self._reports.clear()
             try:
                 self._acknowledged = await self._controller.report.remote(batch)
             except RayActorError:
-                await asyncio.to_thread(self._end_everything)
+                return  # the tripwire ends this process
+
+    async def _end_with_controller(self) -> None:
+        try:
+            await self._controller.ended.remote()
+        except RayActorError:
+            await asyncio.to_thread(self._end_everything)
 
     def _kill(self, workers: list[Worker]) -> None:
         for worker in workers:

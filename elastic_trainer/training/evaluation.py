@@ -41,7 +41,7 @@ def evaluate(
     run.buffers.begin()
     with _evaluating(modules), torch.no_grad():
         for batch in _batches(run, reader):
-            run.raise_if_aborted()
+            run.raise_if_evaluation_is_pointless()
             _add(sums, evaluate_batch(batch))
         if not sums:  # without rows of its own a rank learns the names from a row that it does not count
             probe = evaluate_batch(_batch(run, reader, 0, range(1)))

@@ -189,6 +189,12 @@ class Run:
         if self.mailbox.is_aborted(self.token):
             raise StepAborted(self.mailbox.abort_reason)
 
+    def raise_if_evaluation_is_pointless(self) -> None:
+        """Give an evaluation up for an abort, and for a stop too: the state stands at a step boundary already."""
+        if self.mailbox.wants_stop(self.token):
+            raise StepAborted("stopped")
+        self.raise_if_aborted()
+
     def snapshot_if_needed(self) -> None:
         """Keep a copy of the state before a step that applies more than once, which can stop in between."""
         self._snapshot = None

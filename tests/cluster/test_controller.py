@@ -1,0 +1,256 @@
+"""Whole runs on a real cluster of three raylets in this process: kills, bad tasks, and what is left in Ray afterwards."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from elastic_trainer import ClusterError, ElasticTrainer, JobConfig, LocalCluster, ResourcesError, Result, RunFailed
+from elastic_trainer.observability.standing import Standing
+from tests.rayrun import await_value, job_config
+from tests.tasks import ForkingTask, NetTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
+
+STEPS = 150
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=3, cpus_per_node=1) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: LocalCluster) -> Iterator[None]:
+    yield
+
+    def left() -> list[Any]:
+        groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
+        return [*ray.util.list_named_actors(all_namespaces=True), *groups]
+
+    await_value(lambda: True if not left() else None, 20, lambda: f"left in Ray: {left()}")
+
+
+class Fit:
+    """Runs jobs of three workers on the shared cluster."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, dataset: str, held_out: str) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._data = (dataset, held_out)
+
+    def __call__(self, task: Any, on_standing: Any = None, **fields: Any) -> Result:
+        config = job_config(self._folder, *self._data, **{"task": None, "task_args": {}, "steps": STEPS, **fields})
+        config["scaling"] = fields.get("scaling", {"max_workers": 3})
+        trainer = ElasticTrainer(task, JobConfig(**config), cluster=self._cluster, on_standing=on_standing)
+        return trainer.fit()
+
+
+@pytest.fixture
+def fit(cluster: LocalCluster, tmp_path: Path, dataset: str, held_out: str) -> Fit:
+    return Fit(cluster, tmp_path, dataset, held_out)
+
+
+def ledger(result: Result) -> dict[int, tuple[int, str]]:
+    from elastic_trainer.observability.journal import read_stream
+    from elastic_trainer.storage.run_folder import RunFolder
+
+    folder = RunFolder(Path(result.path).parent)
+    lines = list(read_stream(folder.names("ledger"), folder.read))
+    return {line["step"]: (line["samples"], line["digest"]) for line in lines}
+
+
+class KillAt:
+    """Kills workers' processes when the run has done so many steps and three workers train."""
+
+    def __init__(self, kills: list[tuple[int, tuple[int, ...]]]) -> None:
+        self.kills = list(kills)
+        self.killed: list[int] = []
+
+    def __call__(self, standing: Standing) -> None:
+        if not self.kills or standing.step < self.kills[0][0] or standing.world_size < 3 or standing.phase != "running":
+            return
+        _, victims = self.kills.pop(0)
+        for victim in victims:
+            pid = next(pid for worker, pid in standing.pids.items() if worker.startswith(f"w{victim}."))
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)
+
+
+SLOW = functools.partial(NetTask, delay_s=0.005)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, dataset: str, held_out: str
+) -> dict[int, tuple[int, str]]:
+    return ledger(Fit(cluster, tmp_path_factory.mktemp("reference"), dataset, held_out)(NetTask(), name="reference"))
+
+
+def check_kills(fit: Fit, undisturbed: dict[int, tuple[int, str]], kills: list[tuple[int, tuple[int, ...]]]) -> None:
+    killer = KillAt(kills)
+
+    result = fit(SLOW(), killer)
+
+    summary = result.summary
+    assert len(killer.killed) >= 1, "nobody was killed"
+    assert summary["status"] == "finished"
+    assert summary["survivor_pids_unchanged"]
+    assert (summary["samples_missing"], summary["samples_repeated"], summary["steps_redone"]) == (0, 0, 0)
+    assert ledger(result) == undisturbed
+    assert len(summary["recovery_s"]) >= 1
+
+
+def random_kills(seed: int, count: int) -> list[tuple[int, tuple[int, ...]]]:
+    chooser = random.Random(seed)
+    steps = sorted(chooser.sample(range(2, STEPS // 2), count))
+    return [(step, tuple(chooser.sample(range(3), chooser.choice([1, 1, 2])))) for step in steps]
+
+
+def test_kills_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
+    fit: Fit, undisturbed: dict[int, tuple[int, str]], seed_of_the_day: int
+) -> None:
+    check_kills(fit, undisturbed, random_kills(seed_of_the_day, 1))
+
+
+def test_two_of_three_killed_at_once_leave_one_that_goes_on(fit: Fit, undisturbed: dict[int, tuple[int, str]]) -> None:
+    check_kills(fit, undisturbed, [(20, (0, 1))])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_random_campaigns(fit: Fit, undisturbed: dict[int, tuple[int, str]], seed: int) -> None:
+    check_kills(fit, undisturbed, random_kills(seed, 2))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_each_rank_killed(fit: Fit, undisturbed: dict[int, tuple[int, str]], rank: int) -> None:
+    check_kills(fit, undisturbed, [(30, (rank,))])
+
+
+def test_a_replacement_is_back_before_the_end(fit: Fit) -> None:
+    result = fit(SLOW(), KillAt([(20, (1,))]), steps=300)
+
+    sizes = [generation["world_size"] for generation in result.summary["generations"]]
+    assert sizes == [3, 2, 3]
+    assert "joins" in result.summary["generations"][2]["reason"]
+
+
+def fails(fit: Fit, task: Any, **fields: Any) -> str:
+    start = time.monotonic()
+    with pytest.raises(RunFailed) as caught:
+        fit(task, **fields)
+    assert time.monotonic() - start < 60, "a bad task must be told within seconds"
+    return str(caught.value)
+
+
+def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) -> None:
+    message = fails(fit, RaisingTask("build"))
+
+    assert "raised on every worker at first start" in message
+    assert "raised on purpose in build" in message
+    assert "tests/tasks.py" in message
+    assert "elastic_trainer/training" not in message.split("ValueError")[0].replace("training/task.py", "")
+
+
+def test_an_exception_in_loss_names_rank_and_step(fit: Fit) -> None:
+    message = fails(fit, RaisingTask("loss", step=3, rank=1))
+
+    assert "rank 1" in message
+    assert "at step 3 (loss)" in message
+    assert "raised on purpose in loss" in message
+
+
+def test_a_deterministic_exception_at_step_7_stops_after_three_tries(fit: Fit) -> None:
+    message = fails(fit, RaisingTask("loss", step=7))
+
+    assert "the same exception 3 times without a step done in between" in message
+    assert "at step 7 (loss)" in message
+
+
+def test_an_exception_that_passes_does_not_end_the_run(fit: Fit) -> None:
+    summary = fit(RaisingTask("loss", step=7, worker_id=1, times=2)).summary
+
+    assert (summary["status"], summary["samples_missing"]) == ("finished", 0)
+    assert summary["survivor_pids_unchanged"]
+
+
+def test_a_callback_that_raises_is_a_warning(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(RaisingTask("on_step", times=1)).summary["status"] == "finished"
+    assert "on_step raised at step 0, training goes on: ValueError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (ShapelessLossTask(), "the loss has shape (2,), not one element"),
+        (UnreachableLossTask(), "the loss has no gradient"),
+        (WrongColumnTask(), "the data has no column 'target'; it has 'x', 'y', 'number'"),
+    ],
+)
+def test_a_task_that_breaks_a_rule_is_told_what_to_do(fit: Fit, task: Any, told: str) -> None:
+    assert told in fails(fit, task)
+
+
+def test_a_batch_norm_that_meets_a_single_row_says_what_to_change(fit: Fit) -> None:
+    message = fails(fit, NetTask(), micro_batch=1, logical_ranks=24)
+
+    assert "A batch-norm met a micro-batch of a single row" in message
+
+
+def test_a_damaged_data_file_is_named(fit: Fit, dataset: str, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "damaged"
+    shutil.copytree(dataset, copy)
+    file = copy / "data-00000.arrow"
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(bytes(raw))
+
+    message = fails(fit, NetTask(), data={"train": str(copy)})
+
+    assert str(file) in message
+    assert "is damaged" in message
+
+
+def test_too_few_resources_are_told_with_what_was_asked_and_what_there_is(fit: Fit) -> None:
+    with pytest.raises(ResourcesError) as caught:
+        fit(NetTask(), scaling={"min_workers": 4, "max_workers": 4, "resources_per_worker": {"CPU": 1}})
+
+    assert "asked were 4 workers or more with {CPU: 1} each; the cluster has 3 nodes" in str(caught.value)
+    assert "3 fit" in str(caught.value)
+
+
+def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
+    scaling = {"min_workers": 4, "max_workers": 4, "resources_per_worker": {"CPU": 1}, "wait_s": 3.0}
+    message = fails(fit, NetTask(), scaling=scaling)
+
+    assert "only 3 of at least 4 workers found their resources" in message
+
+
+def test_a_controller_that_is_killed_leaves_neither_worker_nor_placement_group(fit: Fit) -> None:
+    def on_standing(standing: Standing) -> None:
+        if standing.step > 5:
+            controller = ray.get_actor("controller:job")
+            ray.kill(controller)
+
+    with pytest.raises(ClusterError, match="controller of run 'job' died"):
+        fit(ForkingTask(), on_standing)
+
+
+def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> None:
+    class Local(NetTask):
+        pass
+
+    assert fit(Local(), steps=5).summary["status"] == "finished"
