@@ -83,7 +83,7 @@ class JobConfig(_Section):
     storage: str = Field("./runs", description="Local folder that holds the run folders.")
     task: str | None = Field(None, description="module:Class of a TrainTask, or module:function of the loop API.")
     task_args: dict[str, Any] = Field({}, description="Arguments of the class, as JSON.")
-    data: DataConfig
+    data: DataConfig = Field(description="Dataset folders and how they are read.")
     scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="Workers and their resources.")
     steps: Positive | None = Field(None, description="Optimizer steps to train; give this or epochs.")
     epochs: Positive | None = Field(None, description="Passes over the data to train; give this or steps.")

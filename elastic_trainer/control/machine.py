@@ -167,12 +167,6 @@ class Machine:
                     f"memory ran out {tries} times without a step done in between; last: {why}. "
                     "Use a smaller micro_batch, fewer workers a machine, or machines with more memory.",
                 )
-        if quorum.state_is_lost(self.state):
-            return self._end(
-                RunStatus.FAILED,
-                f"{why}. No worker with complete state is left, so the {self.state.done} done steps cannot be "
-                "continued. Start the run anew under another name.",
-            )
         if was_member or self.state.phase is Phase.STOPPING:
             return self._fault(why, now)
         return [Tell(f"{why}; starting another in {delay:.0f} s" if delay else f"{why}; starting another")]
@@ -194,7 +188,7 @@ class Machine:
             self._progress(event.worker, event.holds)
         if event.cause is e.Left.COLLECTIVE_FAILED:
             self.state.failed_forms += self.state.phase is Phase.FORMING
-            return self._fault(f"{event.worker} met a failed collective: {event.detail}", now)
+            return self._fault(f"{event.worker} met a failed collective: {event.detail}", now, is_symptom=True)
         return []
 
     def _progress(self, worker: Worker, steps: int) -> None:
@@ -230,10 +224,6 @@ class Machine:
             return self._end(
                 RunStatus.FAILED,
                 f"the task raised on every worker at first start. First on {self.state.first_failure}",
-            )
-        if quorum.state_is_lost(self.state):
-            return self._end(
-                RunStatus.FAILED, f"no worker with complete state is left. First on {self.state.first_failure}"
             )
         why = f"{event.failure.kind} in the task on {where} (try {tries} of {self.limits.tries})"
         return self._fault(why, now) if was_member else [Tell(why)]
@@ -277,7 +267,7 @@ class Machine:
     # ---- what the present state calls for, one thing at a time, until nothing is left to do
 
     def _next(self, now: float) -> list[Effect] | None:
-        for rule in (self._start_due, self._end_placing, self._settle, self._run_again, self._form, self._park):
+        for rule in (self._end_placing, self._settle, self._run_again, self._form, self._park, self._start_due):
             effects = rule(now)
             if effects is not None:
                 return effects
@@ -343,13 +333,21 @@ class Machine:
         state = self.state
         if state.phase is not Phase.WAITING:
             return None
+        if quorum.state_is_lost(state):
+            first = f" First on {state.first_failure}" if state.first_failure else ""
+            return self._end(
+                RunStatus.FAILED,
+                f"{state.why}. No worker with complete state is left, so the {state.done} done steps cannot be "
+                f"continued. Start the run anew under another name.{first}",
+            )
         missing = quorum.waits_for(state, self.limits, now)
         if missing is not None:
-            if missing == state.told or now < state.quiet_until:
+            if missing.kind == state.told or missing.kind == "quiet":
                 return None
-            state.told = missing
-            return [Tell(missing)]
+            state.told = missing.kind
+            return [Tell(missing.reason)]
         state.told = ""
+        state.why_is_symptom = False
         state.generation += 1
         state.group = list(ranks.assign(state.last_group, quorum.ready_workers(state), self.limits.max_workers))
         for worker in state.group:
@@ -372,16 +370,19 @@ class Machine:
 
     # ---- shared by several events
 
-    def _fault(self, why: str, now: float) -> list[Effect]:
+    def _fault(self, why: str, now: float, *, is_symptom: bool = False) -> list[Effect]:
         state = self.state
         if state.phase in (Phase.WAITING, Phase.ABORTING):
-            return [] if state.phase is Phase.ABORTING else [Tell(why)]
+            if state.why_is_symptom and not is_symptom:  # a failed collective was noticed before what made it fail
+                state.why, state.why_is_symptom = why, False
+            return [] if is_symptom else [Tell(why)]
         if self._all_done():
             return []  # nothing is missing from the run any more
         members = tuple(worker for worker in state.group if self._stage(worker) in MEMBER)
         if state.phase is Phase.STOPPING:
             return [AbortGeneration(state.token, members, why)] if members else []
         state.phase, state.why, state.form_until = Phase.ABORTING, why, None
+        state.why_is_symptom = is_symptom
         state.quiet_until = now + recovery.delay_before_forming(state.failed_forms, self.limits)
         state.leave_until = now + self.limits.leave_s
         return [AbortGeneration(state.token, members, why)]

@@ -5,6 +5,8 @@ Pure.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from elastic_trainer.control.state import Limits, Stage, State
 from elastic_trainer.vocabulary import Worker
 
@@ -24,20 +26,27 @@ def state_is_lost(state: State) -> bool:
     return state.done > 0 and most_advanced(state) is None
 
 
-def waits_for(state: State, limits: Limits, now: float) -> str | None:
-    """What keeps a generation from being formed now, in words; None when nothing does."""
+class Missing(NamedTuple):
+    """What a generation waits for. A kind is told once, however its numbers change."""
+
+    kind: str
+    reason: str
+
+
+def waits_for(state: State, limits: Limits, now: float) -> Missing | None:
+    """What keeps a generation from being formed now; None when nothing does."""
     ready = ready_workers(state)
     if len(ready) < limits.min_workers:
-        return f"waiting for workers: {len(ready)} of at least {limits.min_workers} ready"
+        return Missing("workers", f"waiting for workers: {len(ready)} of at least {limits.min_workers} ready")
     if state.store is None:
-        return "waiting for the rendezvous store"
+        return Missing("store", "waiting for the rendezvous store")
     best = most_advanced(state)
     if best is not None and not any(state.workers[worker.worker_id].holds == best for worker in ready):
-        return f"waiting for the worker that has done {best} steps"
+        return Missing("state", f"waiting for the worker that has done {best} steps")
     if now < state.quiet_until:
-        return "waiting for further reports of the same fault"
+        return Missing("quiet", "waiting for further reports of the same fault")
     if state.generation == 0 and state.gather_until is not None and now < state.gather_until:
         late = [each for each in state.workers.values() if each.stage in (Stage.STARTING, Stage.FAULTY)]
         if late:
-            return f"waiting for {len(late)} workers that are starting; {len(ready)} are ready"
+            return Missing("start", "waiting for workers that are still starting")
     return None

@@ -97,6 +97,7 @@ class State:
     capacity: str = ""  # what the cluster has, in words
     done: int = 0  # highest number of done steps ever reported
     why: str = "first start"  # of the change that is under way
+    why_is_symptom: bool = False  # what made it necessary has not been reported yet
     quiet_until: float = 0.0
     place_until: float | None = None
     gather_until: float | None = None
@@ -105,7 +106,7 @@ class State:
     failed_forms: int = 0  # in a row
     tries: list[Tries] = field(default_factory=list)
     first_failure: str = ""  # since the last progress, with rank and step
-    told: str = ""
+    told: str = ""  # the kind of waiting that people know of
 
     @property
     def token(self) -> Token:
