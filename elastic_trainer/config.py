@@ -71,8 +71,9 @@ class TimeoutsConfig(_Section):
         "two micro-batches, and a first one that compiles was seen to take minutes.",
     )
     collective_s: Seconds = Field(
-        1800.0,
-        description="gloo's own bound of one collective. Longer than any step may differ between ranks.",
+        300.0,
+        description="gloo's own bound of one collective: by how much one rank may be later than another in a step. A "
+        "first step that compiles was seen to take minutes on one rank.",
     )
 
 

@@ -45,7 +45,7 @@ def state_digest(*parts: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            digest.update(value.detach().contiguous().numpy().tobytes())
+            digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for key in sorted(value, key=str):
                 add(value[key])

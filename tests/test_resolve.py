@@ -35,7 +35,12 @@ def test_what_is_left_open_is_worked_out() -> None:
 def test_what_is_given_is_kept() -> None:
     job = resolved(micro_batch=4, logical_ranks=6, scaling={"max_workers": 5}, steps=7, epochs=None)
 
-    assert (job.config.micro_batch, job.config.logical_ranks, job.limits.max_workers, job.settings.steps) == (4, 6, 5, 7)
+    assert (job.config.micro_batch, job.config.logical_ranks, job.limits.max_workers, job.settings.steps) == (
+        4,
+        6,
+        5,
+        7,
+    )
 
 
 def test_no_more_workers_than_slices_when_the_cluster_is_large() -> None:

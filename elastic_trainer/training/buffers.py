@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.batchnorm import _NormBase
+
+from elastic_trainer.training.process_group import ProcessGroupBackend
 
 COMPARED_BYTES = 1 << 20  # comparing a buffer of this size costs some 0.1 ms; larger ones are tables and masks
 
@@ -67,7 +68,8 @@ class LogicalBuffers:
     whole step has arrived.
     """
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module], backend: ProcessGroupBackend) -> None:
+        self._backend = backend
         self._buffers = [
             _Buffer(module, name)
             for root in modules
@@ -130,7 +132,7 @@ class LogicalBuffers:
         bitmap = torch.zeros(len(self._buffers), dtype=torch.int64)
         for index in self._changed_now():
             bitmap[index] = 1
-        dist.all_reduce(bitmap)
+        self._backend.all_reduce(bitmap).wait()
         self._reduced |= set(torch.nonzero(bitmap).flatten().tolist())
 
     def reduce(self) -> None:
@@ -145,7 +147,7 @@ class LogicalBuffers:
         chosen = [self._buffers[index] for index in sorted(self._reduced)]
         # flat: (all elements of the changes, then one: the visits of logical ranks with rows)
         flat = torch.cat([b.change.reshape(-1) for b in chosen] + [torch.tensor([float(self._visits)]).double()])
-        dist.all_reduce(flat)
+        self._backend.all_reduce(flat).wait()
         visits, offset = flat[-1], 0
         for buffer in chosen:
             change = flat[offset : offset + buffer.change.numel()].view_as(buffer.change)

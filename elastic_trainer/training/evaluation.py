@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from elastic_trainer.data.batch_plan import MicroBatchPlan, evaluation_rows
 from elastic_trainer.data.dataset import DatasetReader, Named
@@ -47,7 +46,7 @@ def evaluate(
             probe = evaluate_batch(_batch(run, reader, 0, range(1)))
             sums = dict.fromkeys(_checked(probe), (0.0, 0.0))
     run.buffers.restore()
-    return _reduced(sums, run.world_size)
+    return _reduced(sums, run)
 
 
 @contextmanager
@@ -102,15 +101,15 @@ def _add(sums: Sums, found: object) -> None:
         sums[name] = (before[0] + float(total), before[1] + float(weight))
 
 
-def _reduced(sums: Sums, world_size: int) -> dict[str, float]:
+def _reduced(sums: Sums, run: Run) -> dict[str, float]:
     names = sorted(sums)
     agreed = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.float64)
     mine = float(agreed)
-    dist.all_reduce(agreed)
-    if float(agreed) != mine * world_size:
+    run.backend.all_reduce(agreed).wait()
+    if float(agreed) != mine * run.world_size:
         raise TaskError(
             f"evaluate() returned other names on other ranks; here {names}. Return the same for each batch."
         )
     pairs = torch.tensor([sums[name] for name in names], dtype=torch.float64)  # (names, 2)
-    dist.all_reduce(pairs)
+    run.backend.all_reduce(pairs).wait()
     return {name: float(total / weight) for name, (total, weight) in zip(names, pairs, strict=True)}

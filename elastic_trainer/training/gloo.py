@@ -4,6 +4,10 @@ In torch 2.13 none of gloo's own abort and shutdown calls unblocks a pending col
 the sockets of the group: every pending operation fails within milliseconds, and the descriptors stay gloo's to close.
 The sockets are found as those that appeared while the group was formed and whose local or remote port is the listening
 port of a member; ports are published through the store, so that other threads' connections are never touched.
+
+Even so one collective in about sixty that is starting just then stays pending until its time-out: gloo does not tell an
+operation whose first write meets a connection that has just been closed. So every wait here looks up in between, and a
+group with such an operation is not destroyed, which would wait for it, but kept aside until it is through.
 """
 
 from __future__ import annotations
@@ -16,14 +20,40 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import torch._dynamo  # noqa: F401  its default arguments would keep the first group and its sockets alive if it came later
+import torch._dynamo
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from elastic_trainer.errors import CollectiveFailed
 from elastic_trainer.vocabulary import Token
 
+LOOK_UP = timedelta(milliseconds=20)  # how late a wait may notice an abort that gloo does not tell it about
 POLL_S = 0.001  # peers of one generation are ordered within some milliseconds of each other
+
+
+class GlooPending:
+    """A collective on gloo."""
+
+    def __init__(self, work: dist.Work, tensors: list[torch.Tensor], backend: GlooBackend) -> None:
+        self._work = work
+        self._tensors = tensors  # an operation that is left behind may still write to them
+        self._backend = backend
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        while True:
+            try:
+                self._work.wait(LOOK_UP)
+                return
+            except RuntimeError:
+                if self._work.is_completed():
+                    raise
+                if self._backend.is_broken:
+                    raise CollectiveFailed("the group was aborted") from None
+
+    def is_completed(self) -> bool:
+        """See `Pending.is_completed`."""
+        return self._work.is_completed()
 
 
 class GlooBackend:
@@ -43,7 +73,9 @@ class GlooBackend:
         self._store_address: tuple[str, int] | None = None
         self._lock = threading.Lock()
         self._sockets: list[tuple[int, str]] = []
-        self._is_broken = False
+        self.is_broken = False
+        self._pending: list[GlooPending] = []
+        self._aside: list[tuple[dist.ProcessGroup, list[GlooPending]]] = []
 
     def connect(self, store: tuple[str, int]) -> None:
         """Connect to the store ahead of the first formation: a connection can take seconds (reverse look-ups)."""
@@ -63,7 +95,7 @@ class GlooBackend:
     ) -> None:
         """See `ProcessGroupBackend.form`."""
         deadline = time.monotonic() + self._form_s
-        self._is_broken = False
+        self.is_broken = False
         try:
             self.connect(store)
             assert self._store is not None
@@ -88,11 +120,30 @@ class GlooBackend:
             self._sockets = [(fd, link) for fd, link in opened if _uses(fd, link, ports)]
         _set_pg_timeout(timedelta(seconds=self._collective_s), dist.group.WORLD)
 
+    def all_reduce(self, tensor: torch.Tensor) -> GlooPending:
+        """See `ProcessGroupBackend.all_reduce`."""
+        return self._launched(dist.all_reduce(tensor, async_op=True), [tensor])
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> GlooPending:
+        """See `ProcessGroupBackend.broadcast`."""
+        return self._launched(dist.broadcast(tensor, source, async_op=True), [tensor])
+
+    def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> GlooPending:
+        """See `ProcessGroupBackend.all_gather`."""
+        return self._launched(dist.all_gather(tensors, tensor, async_op=True), [*tensors, tensor])
+
+    def _launched(self, work: dist.Work | None, tensors: list[torch.Tensor]) -> GlooPending:
+        assert work is not None
+        self._pending = [each for each in self._pending if not each.is_completed()]
+        pending = GlooPending(work, tensors, self)
+        self._pending.append(pending)
+        return pending
+
     def abort(self) -> None:
         """See `ProcessGroupBackend.abort`."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
-            self._is_broken = True
+            self.is_broken = True
             for fd, link in sockets:
                 with _held(fd, link) as each:
                     if each is not None:
@@ -103,13 +154,22 @@ class GlooBackend:
         with self._lock:
             self._sockets = []
         if dist.is_initialized():
+            self._keep_aside()
             dist.destroy_process_group()
+        self._aside = [kept for kept in self._aside if not all(pending.is_completed() for pending in kept[1])]
+
+    def _keep_aside(self) -> None:
+        left = [pending for pending in self._pending if not pending.is_completed()]
+        self._pending = []
+        if left:
+            assert dist.group.WORLD is not None
+            self._aside.append((dist.group.WORLD, left))
 
     def is_collective_error(self, error: BaseException) -> bool:
         """See `ProcessGroupBackend.is_collective_error`."""
         if isinstance(error, dist.DistError):
             return True
-        return type(error) is RuntimeError and ("gloo" in str(error) or self._is_broken)
+        return type(error) is RuntimeError and ("gloo" in str(error) or self.is_broken)
 
 
 def interface_of(address: str) -> str | None:

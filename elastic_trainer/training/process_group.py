@@ -1,11 +1,28 @@
-"""What a generation needs of a process-group backend: form, abort from any thread, destroy."""
+"""What a generation needs of a process-group backend: form, reduce, abort from any thread, destroy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from elastic_trainer.vocabulary import Token
+
+
+class Pending(Protocol):
+    """A collective that was launched."""
+
+    def wait(self) -> None:
+        """Until it has arrived.
+
+        Raises:
+            CollectiveFailed: The group was aborted meanwhile.
+            RuntimeError: The backend's own error.
+        """
+
+    def is_completed(self) -> bool:
+        """Whether nothing will read or write its tensors any more."""
 
 
 class ProcessGroupBackend(Protocol):
@@ -31,6 +48,15 @@ class ProcessGroupBackend(Protocol):
         Raises:
             CollectiveFailed: Not formed in time, superseded, or a peer is gone. Nothing is left of the attempt.
         """
+
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum `tensor` over all ranks, in place."""
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
+        """Give every rank the `tensor` of rank `source`."""
+
+    def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> Pending:
+        """Give every rank the `tensor` of each, by rank."""
 
     def abort(self) -> None:
         """Make every pending and later collective of the group fail at once. Callable from any thread, repeatable."""

@@ -1,8 +1,8 @@
 """Bucketed gradient reduction for data parallelism: un-normalised sums, overlapped with the last backward.
 
 torch's DDP is the reference that it equals (tests/training/test_reducer.py). It differs in what elasticity needs: the
-group is looked up at each launch, so it can be replaced under the same hooks and buffers; uneven numbers of
-micro-batches are exact, since sums are reduced; and a rank without rows takes part with zeros.
+group belongs to the backend, which is asked at each launch, so it can be replaced under the same hooks and buffers;
+uneven numbers of micro-batches are exact, since sums are reduced; and a rank without rows takes part with zeros.
 
 Each bucket is one flat tensor whose tail holds, for each parameter, whether it got a gradient: a parameter that is
 unused on every rank keeps `grad = None`, since optimizers treat zero and None differently.
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.distributed as dist
 
 from elastic_trainer.errors import TaskError
+from elastic_trainer.training.process_group import Pending, ProcessGroupBackend
 
 MB = 1 << 20
 BUCKET_BYTES = 25 * MB  # as torch's DDP
@@ -31,7 +31,7 @@ class _Bucket:
         self.used = [False] * len(parameters)
         self.left = 0
         self.version = -1
-        self.work: dist.Work | None = None
+        self.work: Pending | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -67,7 +67,8 @@ class Reducer:
     `wait()`, `scale_and_clip()`; then the optimizer may step.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], backend: ProcessGroupBackend) -> None:
+        self._backend = backend
         self._buckets = [_Bucket(group) for group in _grouped([p for p in parameters if p.requires_grad])]
         self._is_armed = False
         self._next = 0
@@ -152,7 +153,7 @@ class Reducer:
                 return
             self._next += 1
             bucket.flags.copy_(torch.tensor(bucket.used, dtype=bucket.flat.dtype))
-            bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+            bucket.work = self._backend.all_reduce(bucket.flat)
             bucket.version = bucket.flat._version
 
     def _check_views(self) -> None:

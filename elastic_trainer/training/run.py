@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from elastic_trainer.control.effects import EndRun, FormGeneration, RunTaskAgain
 from elastic_trainer.control.events import (
@@ -104,7 +103,7 @@ class Run:
         self.has_state = carried is not None
         self.state_is_whole = True  # False while an update is half applied
         self.reducers: dict[int, Reducer] = {}
-        self.buffers = LogicalBuffers([])
+        self.buffers = LogicalBuffers([], backend)
         self.collate: Collate | None = None
         self.preprocess: Preprocess | None = None
         self.is_in_group = False
@@ -227,8 +226,10 @@ class Run:
         self._engine = DirectEngine(DatasetReader(settings.train_data), settings.plan, self.preprocess)
         if settings.evaluation_data is not None:
             self._evaluation_reader = DatasetReader(settings.evaluation_data)
-        self.reducers = {id(optimizer): Reducer(_parameters(optimizer)) for optimizer in state.optimizers()}
-        self.buffers = LogicalBuffers(state.modules())
+        self.reducers = {
+            id(optimizer): Reducer(_parameters(optimizer), self.backend) for optimizer in state.optimizers()
+        }
+        self.buffers = LogicalBuffers(state.modules(), self.backend)
 
     def _next_order(self) -> FormGeneration | None:
         while True:
@@ -264,20 +265,19 @@ class Run:
         assert self._state is not None
         mine = torch.tensor([self.steps_done if self.has_state else -1, self.evaluated_at], dtype=torch.int64)
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(gathered, mine)
+        self.backend.all_gather(gathered, mine).wait()
         steps = [int(each[0]) for each in gathered]
         newest = max(steps)
         if newest < 0 and not order.is_fresh:
             raise CollectiveFailed("no member of the generation has state")
         source = steps.index(newest)
-        behind = [r for r, each in enumerate(steps) if r != source and (each < newest or newest < 0)]
-        if self.rank == source:
-            if behind:
-                transfer.send(self._state.collect(), behind)
-        elif self.rank in behind:
-            received = transfer.receive(source)
-            self.has_state = False  # until the last part is in place
-            self._state.restore(received)
+        if min(steps) < newest or newest < 0:
+            is_behind = self.rank != source and (steps[self.rank] < newest or newest < 0)
+            mine_to_share = self._state.collect() if self.rank == source else None
+            received = transfer.share(mine_to_share, source, self.backend)
+            if is_behind:
+                self.has_state = False  # until the last part is in place
+                self._state.restore(received)
         self.steps_done = max(newest, 0)
         self.evaluated_at = max(int(each[1]) for each in gathered if int(each[0]) == newest)
         self.has_state = True

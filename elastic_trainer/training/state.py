@@ -6,15 +6,14 @@ travel as bytes beside a JSON description.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 
 from elastic_trainer.errors import TaskError
+from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.vocabulary import JSON
 
 CHUNK_BYTES = 64 << 20  # large enough for full speed, small beside any host's memory
@@ -96,40 +95,37 @@ def copied(state: Any) -> Any:
     return state
 
 
-def send(state: dict[str, Any], to: list[int]) -> None:
-    """Send state to the ranks `to`, which call `receive` at the same time.
+def share(state: dict[str, Any] | None, source: int, backend: ProcessGroupBackend) -> dict[str, Any]:
+    """Give every rank the state of rank `source`; all ranks call it, the others with None.
+
+    By broadcast and not point to point: gloo's point-to-point waits cannot be given up.
 
     Raises:
-        RuntimeError: A peer is gone.
+        RuntimeError, CollectiveFailed: A peer is gone.
     """
     tensors: list[torch.Tensor] = []
-    description = json.dumps(_describe(state, tensors, "state")).encode()
-    described = torch.frombuffer(bytearray(description), dtype=torch.uint8)
-    size = torch.tensor([described.numel()], dtype=torch.int64)
-    for message in itertools.chain([size, described], _chunks(tensors)):
-        works = [cast("dist.Work", dist.isend(message, rank)) for rank in to]
-        for work in works:
-            work.wait()
-
-
-def receive(source: int) -> dict[str, Any]:
-    """The state that rank `source` sends.
-
-    Raises:
-        RuntimeError: The source is gone.
-    """
-    size = torch.empty(1, dtype=torch.int64)
-    dist.recv(size, source)
+    description = b"" if state is None else json.dumps(_describe(state, tensors, "state")).encode()
+    size = torch.tensor([len(description)], dtype=torch.int64)
+    backend.broadcast(size, source).wait()
     described = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(described, source)
-    description = json.loads(described.numpy().tobytes())
-    tensors: list[torch.Tensor] = []
+    if state is not None:
+        described.copy_(torch.frombuffer(bytearray(description), dtype=torch.uint8))
+    backend.broadcast(described, source).wait()
+    if state is not None:
+        for chunk in _chunks(tensors):
+            backend.broadcast(chunk, source).wait()
+        return state
+    return _receive(json.loads(described.numpy().tobytes()), source, backend)
+
+
+def _receive(description: JSON, source: int, backend: ProcessGroupBackend) -> dict[str, Any]:
     layouts = [(t["dtype"], t["shape"]) for t in _tensor_descriptions(description)]
     empty = [torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts]
+    tensors: list[torch.Tensor] = []
     for group in _groups(empty):
         chunk = torch.empty(sum(_padded(t) for t in group), dtype=torch.uint8)
         if chunk.numel():
-            dist.recv(chunk, source)
+            backend.broadcast(chunk, source).wait()
         offset = 0
         for tensor in group:
             nbytes = tensor.numel() * tensor.element_size()

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.data.batch_plan import MicroBatchPlan, steps_digest
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.process_group import Pending
 from elastic_trainer.training.randomness import seed_everything
 from elastic_trainer.training.rider import Rider
 
@@ -46,7 +46,7 @@ class Step:
         self._samples = 0
         self._digest = 0
         self._rider_tensor: torch.Tensor | None = None
-        self._rider_work: dist.Work | None = None
+        self._rider_work: Pending | None = None
         self.applies = 0
         self.is_done = False
         self.total: Rider | None = None  # over all ranks, once applied
@@ -155,7 +155,7 @@ class Step:
             run.buffers.unagreed,
         )
         self._rider_tensor = rider.to_tensor()
-        self._rider_work = dist.all_reduce(self._rider_tensor, async_op=True)
+        self._rider_work = run.backend.all_reduce(self._rider_tensor)
 
     def __enter__(self) -> Step:
         run = self._run

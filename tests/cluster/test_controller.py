@@ -1,4 +1,4 @@
-"""Whole runs on a real cluster of three raylets in this process: kills, bad tasks, and what is left in Ray afterwards."""
+"""Whole runs on a real cluster of three raylets: kills, bad tasks, and what is left in Ray afterwards."""
 
 from __future__ import annotations
 

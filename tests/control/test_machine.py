@@ -169,7 +169,9 @@ def test_deaths_at_every_step_do_not_end_a_run() -> None:
 def test_after_the_end_nothing_has_effects() -> None:
     machine = Machine(Limits(1, 2, **LIMITS))
     machine.handle(e.RunBegan(), 0.0)
-    assert machine.handle(e.StopRequested("a test", at_once=True), 1.0) == [f.EndRun(RunStatus.STOPPED, "stopped by a test")]
+    assert machine.handle(e.StopRequested("a test", at_once=True), 1.0) == [
+        f.EndRun(RunStatus.STOPPED, "stopped by a test")
+    ]
 
     assert machine.handle(e.WorkerPlaced(Worker(0, 0)), 2.0) == []
     assert machine.next_deadline() is None

@@ -9,6 +9,9 @@ from elastic_trainer.vocabulary import Worker
 LIMITS = Limits(2, 3, place_s=1, form_s=1, leave_s=1)
 
 
+STARTING = ((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None))
+
+
 def state_with(*stages: tuple[Stage, int | None], **fields: object) -> State:
     state = State(term=1, store=("10.0.0.1", 1), generation=1)
     state.workers = {i: WorkerState(Worker(i, 0), stage, holds=holds) for i, (stage, holds) in enumerate(stages)}
@@ -31,7 +34,10 @@ def test_warm_workers_are_ready() -> None:
         (state_with((Stage.WARM, 1), (Stage.WARM, 1), store=None), "store"),
         (state_with((Stage.WARM, 1), (Stage.WARM, 1), (Stage.FAULTY, 2)), "state"),
         (state_with((Stage.WARM, 1), (Stage.WARM, 1), quiet_until=6.0), "quiet"),
-        (state_with((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None), generation=0, gather_until=9.0), "start"),
+        (
+            state_with((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None), generation=0, gather_until=9.0),
+            "start",
+        ),
     ],
 )
 def test_what_is_missing_is_named(state: State, kind: str) -> None:
@@ -42,9 +48,7 @@ def test_what_is_missing_is_named(state: State, kind: str) -> None:
 
 
 def test_the_slow_are_not_waited_for_beyond_their_time() -> None:
-    stages = ((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None))
-
-    assert waits_for(state_with(*stages, generation=0, gather_until=4.0), LIMITS, 5.0) is None
+    assert waits_for(state_with(*STARTING, generation=0, gather_until=4.0), LIMITS, 5.0) is None
 
 
 def test_state_is_lost_only_when_steps_were_done_and_nobody_has_it() -> None:

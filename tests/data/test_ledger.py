@@ -10,7 +10,9 @@ from elastic_trainer.vocabulary import Token
 ORDER = SampleOrder(samples=53, row_group=7, global_batch=12, logical_ranks=3, window=3, seed=9)
 
 
-def line(step: int, token: tuple[int, int] = (1, 1), *, samples: int | None = None, digest: int | None = None) -> LedgerLine:
+def line(
+    step: int, token: tuple[int, int] = (1, 1), *, samples: int | None = None, digest: int | None = None
+) -> LedgerLine:
     right = ORDER.samples_in(step) if samples is None else samples
     return LedgerLine(step, Token(*token), right, expected_digest(ORDER, step) if digest is None else digest)
 

@@ -1,0 +1,170 @@
+"""gloo's groups with our abort: nobody waits, nothing else is touched, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elastic_trainer.errors import CollectiveFailed
+from elastic_trainer.training.gloo import GlooBackend, interface_of
+from elastic_trainer.vocabulary import Token
+from tests.training.groups import CONTEXT
+
+
+def never() -> bool:
+    return False
+
+
+class Ranks:
+    """Processes that each have a backend and do what they are told over a pipe."""
+
+    def __init__(self, count: int) -> None:
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.pipes, self.processes = [], []
+        for _ in range(count):
+            here, there = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=rank_main, args=(there, self.store.port), daemon=True)
+            process.start()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def tell(self, rank: int, *words: Any) -> None:
+        self.pipes[rank].send(words)
+
+    def hear(self, rank: int, within_s: float = 30.0) -> Any:
+        assert self.pipes[rank].poll(within_s), f"rank {rank} is silent"
+        return self.pipes[rank].recv()
+
+    def all(self, *words: Any) -> list[Any]:
+        for rank in range(len(self.pipes)):
+            self.tell(rank, *words)
+        return [self.hear(rank) for rank in range(len(self.pipes))]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def ranks() -> Any:
+    made = Ranks(3)
+    yield made
+    made.close()
+
+
+def rank_main(pipe: Any, port: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    backend = GlooBackend("test", form_s=5.0, collective_s=10.0)
+    # a connection that has nothing to do with the group and is opened around its formation
+    mine, theirs = socket.socketpair()
+    work: threading.Thread | None = None
+
+    def reduce_for_ever() -> None:
+        start = time.monotonic()
+        try:
+            while True:
+                backend.all_reduce(torch.ones(1000)).wait()
+        except (RuntimeError, CollectiveFailed) as error:
+            pipe.send(
+                (isinstance(error, CollectiveFailed) or backend.is_collective_error(error), time.monotonic() - start)
+            )
+
+    while True:
+        order, *values = pipe.recv()
+        if order == "form":
+            generation, rank, world = values
+            try:
+                backend.form(Token(1, generation), rank, world, ("127.0.0.1", port), never)
+                pipe.send("formed")
+            except CollectiveFailed as error:
+                pipe.send(str(error))
+        elif order == "loop":
+            work = threading.Thread(target=reduce_for_ever)
+            work.start()
+            pipe.send("started")
+        elif order == "abort":
+            backend.abort()
+        elif order == "destroy":
+            if work is not None:
+                work.join()
+            backend.destroy()
+            mine.send(b"x")
+            pipe.send((theirs.recv(1) == b"x", len(os.listdir("/proc/self/fd"))))
+
+
+def form(ranks: Ranks, generation: int, members: list[int]) -> None:
+    for rank, member in enumerate(members):
+        ranks.tell(member, "form", generation, rank, len(members))
+    assert [ranks.hear(member) for member in members] == ["formed"] * len(members)
+
+
+def test_an_abort_frees_a_rank_whose_peer_is_stopped_though_gloo_would_wait_for_minutes(ranks: Ranks) -> None:
+    form(ranks, 1, [0, 1, 2])
+    ranks.all("loop")
+    os.kill(ranks.processes[1].pid, 19)  # SIGSTOP: no socket tells anything
+    time.sleep(0.3)
+
+    for member in (0, 2):
+        ranks.tell(member, "abort")
+    for member in (0, 2):
+        is_collective_error, seconds = ranks.hear(member, 5.0)
+        assert is_collective_error
+        assert seconds < 5.0
+        ranks.tell(member, "destroy")
+        assert ranks.hear(member)[0], "the abort shut a foreign socket down"
+    form(ranks, 2, [0, 2])
+
+
+def test_descriptors_do_not_grow_over_generations(ranks: Ranks) -> None:
+    counts = []
+    for generation in range(1, 40):
+        form(ranks, generation, [0, 1, 2])
+        ranks.all("loop")
+        for member in range(3):
+            ranks.tell(member, "abort")
+        assert all(ranks.hear(member)[0] for member in range(3))
+        counts.append([answer[1] for answer in ranks.all("destroy")])
+
+    # an operation that gloo leaves pending keeps its group aside for a while; those that are through are gone
+    assert sorted(counts)[len(counts) // 2] == counts[2], counts
+    assert max(max(each) for each in counts) <= max(counts[2]) + 40, counts
+
+
+def test_a_peer_that_never_comes_is_named_within_the_bound(ranks: Ranks) -> None:
+    ranks.tell(0, "form", 1, 0, 2)
+
+    start = time.monotonic()
+    assert "ranks 1 did not arrive" in ranks.hear(0)
+    assert time.monotonic() - start < 8.0
+
+
+def test_a_newer_order_ends_the_wait_for_peers() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    backend = GlooBackend("test", form_s=60.0, collective_s=600.0)
+    start = time.monotonic()
+
+    with pytest.raises(CollectiveFailed, match="a newer order came"):
+        backend.form(Token(1, 1), 0, 2, ("127.0.0.1", store.port), lambda: time.monotonic() - start > 0.1)
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_users_error_is_not_taken_for_a_collectives() -> None:
+    backend = GlooBackend("test", form_s=5.0, collective_s=600.0)
+
+    assert not backend.is_collective_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not backend.is_collective_error(ValueError("gloo"))
+    assert backend.is_collective_error(RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] x"))
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.255") is None
