@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 from elastic_trainer.errors import RunFolderError
@@ -26,15 +27,14 @@ class RunFolder:
             RunFolderError: The name is taken, or the folder cannot be written.
         """
         folder = cls(Path(storage).expanduser() / name)
-        try:
-            folder.path.parent.mkdir(parents=True, exist_ok=True)
-            folder.path.mkdir()
-            folder.write_new("ledger/.probe", b"")
-            (folder.path / "ledger/.probe").unlink()
-        except FileExistsError:
+        if folder.path.is_dir():
             raise RunFolderError(
                 f"name = {name!r}: the run exists already in {folder.path}. Choose another name, or remove that folder."
-            ) from None
+            )
+        try:
+            folder.path.mkdir(parents=True)
+            folder.write_new("ledger/.probe", b"")
+            (folder.path / "ledger/.probe").unlink()
         except OSError as error:
             raise RunFolderError(
                 f"storage = {storage!r}: the run's folder {folder.path} cannot be written ({error.strerror}). "
@@ -58,7 +58,7 @@ class RunFolder:
         """
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # of this writer alone
         try:
             partial.write_bytes(content)
             os.link(partial, path)  # unlike a rename, a link never replaces

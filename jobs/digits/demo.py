@@ -27,7 +27,7 @@ from jobs.digits.task import Digits
 
 WORKERS = 3
 MICRO_BATCH = 8
-TRAIN_S = 35.0  # aimed at; the killed worker's replacement needs 3 to 10 s to come up on two cores
+TRAIN_S = 12.0  # of computing alone; with all that three processes on two cores cost on top, about 40 s. The the killed worker's replacement needs 3 to 10 s to come up on two cores
 WIDTH = 64  # so large that a step is mostly computing, which makes its time predictable
 VICTIM = "w1.0"
 

@@ -1,0 +1,86 @@
+"""The structure says what it is: tests mirror modules, public names are listed, README's tree is the disk's."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import elastic_trainer
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(
+    str(path.relative_to(ROOT / "elastic_trainer"))
+    for path in (ROOT / "elastic_trainer").rglob("*.py")
+    if path.name != "__init__.py"
+)
+TESTED_ELSEWHERE = {
+    "__main__.py": "cluster/test_endings.py",  # every run there starts it
+    "control/events.py": "control/test_machine.py",  # declarations without behaviour of their own
+    "control/effects.py": "control/test_machine.py",
+    "cluster/messages.py": "cluster/test_controller.py",
+    "observability/lines.py": "cluster/test_outbox.py",
+    "observability/standing.py": "observability/test_progress.py",
+    "training/process_group.py": "training/test_gloo.py",  # an interface
+    "training/settings.py": "training/test_run.py",
+    "cluster/chronicle.py": "cluster/test_controller.py",  # actors and what only whole runs show
+    "cluster/cluster_process.py": "cluster/test_endings.py",
+    "cluster/node_agent.py": "cluster/test_endings.py",
+    "cluster/rendezvous.py": "cluster/test_endings.py",
+    "cluster/worker.py": "cluster/test_endings.py",
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_module_has_its_test_file(module: str) -> None:
+    path = Path(module)
+    test = TESTED_ELSEWHERE.get(module, str(path.parent / f"test_{path.name}"))
+
+    assert (ROOT / "tests" / test).exists(), f"{module} has no {test}"
+
+
+def test_no_exception_is_stale() -> None:
+    assert set(TESTED_ELSEWHERE) <= set(MODULES)
+
+
+def test_public_names_are_exactly_those_listed() -> None:
+    assert sorted(elastic_trainer._HOME) == sorted(elastic_trainer.__all__)
+    for name in elastic_trainer.__all__:
+        home = importlib.import_module(elastic_trainer._HOME[name])
+        assert getattr(elastic_trainer, name) is getattr(home, name)
+    with pytest.raises(AttributeError):
+        elastic_trainer.something_else  # noqa: B018
+
+
+def tracked() -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {line for line in listed.stdout.splitlines() if (ROOT / line).exists()}
+
+
+def test_the_top_level_is_the_agreed_one() -> None:
+    folders = {path.split("/")[0] for path in tracked() if "/" in path}
+
+    assert folders <= {"elastic_trainer", "jobs", "cluster_configs", "tests", "notebooks", ".ci"}
+
+
+def test_the_tree_in_the_readme_is_the_disks() -> None:
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"```\nelastic_trainer/\n(.*?)```", text, re.S)
+    assert block is not None, "README has no file tree"
+    folder, named = "", set()
+    for line in block.group(1).splitlines():
+        found = re.match(r"( *)(\S+)", line)
+        if not found:
+            continue
+        name = found.group(2)
+        if name.endswith("/") and len(found.group(1)) == 2:
+            folder = name
+        elif name.endswith(".py"):
+            named.add(name if len(found.group(1)) == 2 else folder + name)
+
+    assert named == set(MODULES)
