@@ -27,7 +27,9 @@ from jobs.digits.task import Digits
 
 WORKERS = 3
 MICRO_BATCH = 8
-TRAIN_S = 12.0  # of computing alone; with all that three processes on two cores cost on top, about 40 s. The the killed worker's replacement needs 3 to 10 s to come up on two cores
+# Seconds of computing alone, so that training takes longer than that on any machine; three processes on two cores need
+# about three times as much. The killed worker's replacement needs 3 to 10 s of it.
+TRAIN_S = 20.0
 WIDTH = 64  # so large that a step is mostly computing, which makes its time predictable
 VICTIM = "w1.0"
 

@@ -52,9 +52,22 @@ def fields_for(phase: str) -> dict[str, Any]:
     return {}
 
 
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.Signals, start: Start) -> None:
+def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, start: Start, seed_of_the_day: int) -> None:
+    check_stop(phase, SIGNALS[(seed_of_the_day + PHASES.index(phase)) % 2], start)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_each_stop_signal_in_each_phase(phase: str, signum: signal.Signals, start: Start) -> None:
+    check_stop(phase, signum, start)
+
+
+def check_stop(phase: str, signum: signal.Signals, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
 
