@@ -89,8 +89,14 @@ class Machine:
             assert each.stage not in MEMBER or each.worker in state.group, "a member outside the group"
         forms = state.phase is Phase.FORMING and not all(self._formed(worker) for worker in state.group)
         assert (state.form_until is not None) == forms, "forming without a bound"
+        placed = sum(each.stage not in (Stage.GONE, Stage.PLACING) for each in state.workers.values())
+        is_placing = state.phase is Phase.WAITING and state.generation == 0 and placed < self.limits.min_workers
+        assert state.place_until is not None or not is_placing or self._had_placed(), "placing without a bound"
         bounded = state.phase in (Phase.PARKING, Phase.ABORTING, Phase.STOPPING)
         assert (state.leave_until is not None) == bounded, "leaving without a bound"
+
+    def _had_placed(self) -> bool:
+        return any(each.deaths for each in self.state.workers.values())
 
     # ---- what each event changes
 
@@ -284,7 +290,7 @@ class Machine:
     def _end_placing(self, now: float) -> list[Effect] | None:
         if self.state.place_until is None:
             return None
-        placed = sum(s.stage is not Stage.PLACING for s in self.state.workers.values())
+        placed = sum(s.stage not in (Stage.GONE, Stage.PLACING) for s in self.state.workers.values())
         if placed >= self.limits.min_workers:
             self.state.place_until = None
             return []

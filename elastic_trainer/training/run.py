@@ -342,8 +342,7 @@ class Run:
         self.phase = TaskPhase.EVALUATE
         values = evaluate(self, self._evaluation_reader, self._state.modules(), evaluate_batch)
         self.evaluated_at = self.steps_done
-        if self.rank == 0:
-            self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))
+        self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))
 
     def note(self, text: str) -> None:
         """Tell people something through the run's events."""
