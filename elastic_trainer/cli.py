@@ -125,8 +125,8 @@ def _audit(options: argparse.Namespace) -> int:
             f"{folder.path}: no such run (it has no config.yaml). Name a run of --storage, or its folder."
         ) from None
     found = audit(order_of(stored), read_stream(folder.names("ledger"), folder.read))
-    if found.bad_steps:
-        print(f"{found.steps} steps; the ledger contradicts the data order at steps {found.bad_steps[:20]}")
+    if found.bad_steps():
+        print(f"{found.steps} steps; the ledger contradicts the data order at steps {found.bad_steps()[:20]}")
         return EXIT_FAILED
     facts = found.summary()
     print(

@@ -86,7 +86,7 @@ def resolve(
         min_workers=config.scaling.min_workers,
         max_workers=most,
         place_s=max(config.scaling.wait_s, PLACE_S) if fits >= config.scaling.min_workers else config.scaling.wait_s,
-        form_s=config.timeouts.form_s,
+        form_s=2 * config.timeouts.form_s,  # who is well gives up by itself before that
         leave_s=config.timeouts.leave_s,
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})

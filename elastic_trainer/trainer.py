@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from elastic_trainer.cluster.controller import ControllerSpec, make_controller
 from elastic_trainer.cluster.local import LocalCluster
 from elastic_trainer.config import JobConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
-from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed
+from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed, TaskError
 from elastic_trainer.observability.progress import ProgressView
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import ResolvedJob, resolve
@@ -31,7 +32,6 @@ from elastic_trainer.storage.run_folder import RunFolder
 from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask
 from elastic_trainer.vocabulary import RunStatus
 
-STOP_AT_ONCE_S = 10.0  # the controller needs about a second to let go of everything; after this it is not waited for
 WATCH_S = 30.0  # one answer of the controller, which takes a quarter of a second
 OnStanding = Callable[[Standing], None]
 
@@ -88,6 +88,7 @@ class ElasticTrainer:
         """
         with _StopSignals() as signals:
             load, fixed_shapes = self._loader()
+            task = _pickled(load)
             train, evaluation = self._indexes()
             resolve(self._config, train, evaluation, fits=1, fixed_shapes=fixed_shapes)
             with self._running_cluster():
@@ -98,7 +99,7 @@ class ElasticTrainer:
                 folder = RunFolder.create(self._config.storage, self._config.name)
                 try:
                     folder.write_new("config.yaml", yaml.safe_dump(job.to_dict(), sort_keys=False).encode())
-                    controller = make_controller(self._spec(job, folder, load, capacity))
+                    controller = make_controller(self._spec(job, folder, task, capacity))
                 except BaseException:
                     folder.discard()
                     raise
@@ -140,14 +141,15 @@ class ElasticTrainer:
             )
         return capacity
 
-    def _spec(self, job: ResolvedJob, folder: RunFolder, load: Callable[[], Any], capacity: str) -> ControllerSpec:
+    def _spec(self, job: ResolvedJob, folder: RunFolder, task: bytes, capacity: str) -> ControllerSpec:
         return ControllerSpec(
             run_name=job.config.name,
             run_path=str(folder.path),
+            run_mark=f"{job.config.name}-{secrets.token_hex(8)}",
             limits=job.limits,
             settings=_with_absolute_paths(job),
             resources=dict(job.config.scaling.resources_per_worker),
-            task=cloudpickle.dumps(load),
+            task=task,
             import_paths=(os.getcwd(), *(path for path in sys.path if path)),
             capacity=capacity,
         )
@@ -176,7 +178,10 @@ class ElasticTrainer:
                 f"the controller of run {job.config.name!r} died (its process was killed or crashed), so the run "
                 "cannot go on; its node agents end the workers. Start it anew under another name."
             ) from None
-        ray.kill(controller)
+        finally:
+            # whatever ends the watching ends the run: agents and store follow the controller
+            with contextlib.suppress(Exception):
+                ray.kill(controller)
         if summary["status"] == RunStatus.FAILED:
             raise RunFailed(f"run {job.config.name!r} failed: {summary['reason']}\nSummary: {summary['path']}")
         return Result(RunStatus(summary["status"]), summary)
@@ -219,6 +224,16 @@ class _StopSignals:
             raise KeyboardInterrupt
         # a signal handler may interrupt anything of Ray's, so the call goes from a thread
         threading.Thread(target=self._stop, args=(name, self._count > 1), daemon=True).start()
+
+
+def _pickled(load: Callable[[], Any]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(load))
+    except Exception as error:
+        raise TaskError(
+            f"the task cannot be sent to workers: {type(error).__name__}: {error}. Keep files, locks, connections and "
+            "the like out of its attributes; make them in build_model() or in the training function."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -49,7 +49,8 @@ class Chronicle:
         self._settings = settings
         self._folder = folder
         self._state = state
-        self._journal = Journal(folder.write_new, self._tell)
+        self._loop = asyncio.get_event_loop()
+        self._journal = Journal(folder.write_new, self._tell_from_thread)
         self._audit = Audit(settings.plan.order)
         self._began_at = time.time()
         self._news: deque[tuple[int, str]] = deque(maxlen=NEWS_KEPT)
@@ -164,6 +165,9 @@ class Chronicle:
         self._news.append((self._count, text))
         self._has_news.set()
 
+    def _tell_from_thread(self, text: str) -> None:
+        self._loop.call_soon_threadsafe(self._tell, text)
+
     def _event(self, name: str, effect: f.Effect) -> None:
         values = {key: _plain(value) for key, value in asdict(effect).items()}
         line = {"at": time.time(), "event": name, "phase": self._state.phase.value, **values}
@@ -210,7 +214,7 @@ class Chronicle:
             "status": status.value,
             "reason": reason,
             "steps": self._audit.steps,
-            **self._audit.summary(),
+            **self._audit.summary(self._settings.steps if status is RunStatus.FINISHED else 0),
             "generations": [asdict(generation) for generation in self.generations],
             "recovery_s": self.recovery_s,
             "survivor_pids_unchanged": self._pids_unchanged,
@@ -222,7 +226,10 @@ class Chronicle:
             "path": str(self._folder.path / "summary.json"),
         }
         self._journal.close()
-        self._folder.write_new("summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
+        try:
+            self._folder.write_new("summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
+        except OSError as error:
+            self.summary["reason"] += f"; summary.json cannot be written: {error}"
 
 
 def _plain(value: Any) -> Any:

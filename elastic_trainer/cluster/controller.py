@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -34,6 +34,7 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import RunStatus, Worker
 
 END_S = 60.0  # for a finished task's own last words, such as writing its model; measured runs need milliseconds
+LET_GO_S = 30.0  # for actors and placement groups; a second or two was seen
 ABANDON_S = 1.0  # for a run that failed or was stopped: its workers have only to return
 PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
 
@@ -44,6 +45,7 @@ class ControllerSpec:
 
     run_name: str
     run_path: str
+    run_mark: str  # marks the processes of this run, whatever other run has its name
     limits: Limits
     settings: TrainSettings
     resources: dict[str, float]
@@ -176,6 +178,12 @@ class Controller:
                 await self._events.put(e.StoreLost("its process died"))
 
     async def _start_worker(self, worker: Worker) -> None:
+        try:
+            await self._place_and_start(worker)
+        except RayError as error:  # such as a node agent that died just now
+            await self._events.put(e.WorkerLost(worker, f"it could not be started: {error!r}"))
+
+    async def _place_and_start(self, worker: Worker) -> None:
         spec = self._spec
         group = self._groups.get(worker.worker_id)
         if group is None:
@@ -184,8 +192,13 @@ class Controller:
         while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
             if self._is_ending:
                 return
-        agent = self._agent_of(await asyncio.to_thread(placement.node_of, group))
-        await agent.adopt.remote(worker, group)
+        node_id = await asyncio.to_thread(placement.node_of, group)
+        agent = self._agent_of(node_id)
+        try:
+            await agent.adopt.remote(worker, group)
+        except RayActorError:
+            self._agents.pop(node_id, None)
+            raise
         if self._is_ending:
             return
         actor = self._make_actor(worker, group)
@@ -213,7 +226,7 @@ class Controller:
                 memory=spec.resources.get("memory"),
                 resources=others,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                runtime_env={"env_vars": {MARK: mark_of(spec.run_name, worker)}},
+                runtime_env={"env_vars": {MARK: mark_of(spec.run_mark, worker)}},
             )
             .remote()
         )
@@ -226,7 +239,7 @@ class Controller:
         except RayTaskError as error:  # our own code in the worker raised
             cause = f"internal error: {error}"
             ray.kill(unit.actor)
-        except RayActorError as error:
+        except RayError as error:
             cause = "its process died"
             out_of_memory = "running low on memory" in str(error) or await self._ran_out_of_memory(unit.agent)
         if not self._is_ending:
@@ -237,7 +250,7 @@ class Controller:
     async def _ran_out_of_memory(self, agent: ActorHandle) -> bool:
         try:
             return bool(await asyncio.wait_for(agent.ran_out_of_memory.remote(), 0.1))
-        except (RayActorError, TimeoutError):
+        except (RayError, TimeoutError):
             return False  # no evidence, and recovery must not wait for it
 
     async def _kill(self, worker: Worker) -> None:
@@ -247,12 +260,12 @@ class Controller:
     async def _reap(self, worker: Worker, unit: _Unit) -> None:
         try:
             await unit.agent.reap.remote(worker)
-        except RayActorError:
+        except RayError:
             pass  # its workers end without it
 
     def _agent_of(self, node_id: str) -> ActorHandle:
         if node_id not in self._agents:
-            agent = self._agents[node_id] = make_agent(self._spec.run_name, node_id, self._me)
+            agent = self._agents[node_id] = make_agent(self._spec.run_name, self._spec.run_mark, node_id, self._me)
             self._spawn(self._watch_agent(node_id, agent))
         return self._agents[node_id]
 
@@ -264,11 +277,28 @@ class Controller:
                 del self._agents[node_id]  # its workers end by themselves; the next one to start there makes another
 
     async def _end(self, effect: f.EndRun) -> None:
+        status, reason = effect.status, effect.reason
+        try:
+            late = await asyncio.wait_for(self._let_go(effect), END_S + LET_GO_S)
+            if late:
+                reason += f"; {', '.join(map(str, late))} did not return within {END_S:g} s and were ended"
+        except Exception as error:  # the summary must be written and the driver told, whatever went wrong
+            reason += f"; while ending: {error!r}"
+        if status is RunStatus.FINISHED and (failed := self._failed_at_the_end()) is not None:
+            status = RunStatus.FAILED
+            reason = (
+                f"training finished, but the task raised on worker {failed.worker} after it:\n{failed.failure.text}"
+            )
+        await asyncio.to_thread(self._chronicle.close, status, reason)
+        self._has_ended.set()
+
+    async def _let_go(self, effect: f.EndRun) -> list[Worker]:
+        """End every actor and placement group; returns the workers that should have returned by themselves."""
         units = dict(self._units)
         self._send(tuple(units), effect)
-        patience = END_S if effect.status is RunStatus.FINISHED else ABANDON_S
-        if units:
-            await asyncio.wait([asyncio.ensure_future(_settled(unit.run)) for unit in units.values()], timeout=patience)
+        runs = {asyncio.ensure_future(_settled(unit.run)): worker for worker, unit in units.items()}
+        is_finished = effect.status is RunStatus.FINISHED
+        _, pending = await asyncio.wait(runs, timeout=END_S if is_finished else ABANDON_S) if runs else ((), ())
         for worker, unit in units.items():
             ray.kill(unit.actor)
             await self._reap(worker, unit)
@@ -276,8 +306,14 @@ class Controller:
             await asyncio.to_thread(remove_placement_group, group)
         for actor in [*self._agents.values(), *([self._store] if self._store is not None else [])]:
             ray.kill(actor)
-        await asyncio.to_thread(self._chronicle.close, effect.status, effect.reason)
-        self._has_ended.set()
+        return sorted(runs[run] for run in pending) if is_finished else []
+
+    def _failed_at_the_end(self) -> e.TaskFailed | None:
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, e.TaskFailed):
+                return event
+        return None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -295,7 +331,7 @@ class Controller:
 async def _settled(run: ray.ObjectRef) -> None:
     try:
         await run
-    except (RayActorError, RayTaskError):
+    except RayError:
         pass
 
 

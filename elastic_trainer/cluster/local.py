@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 from ray._private import worker as ray_worker
@@ -127,11 +127,15 @@ class LocalCluster:
 
     def _spawn(self) -> subprocess.Popen[str]:
         # a session of its own: Ctrl-C in the owner's terminal must not reach the raylets before the owner has decided
+        with open(os.path.join(self.temp_folder, "cluster_process.err"), "w") as errors:
+            return self._popen(errors)
+
+    def _popen(self, errors: TextIO) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "elastic_trainer.cluster.cluster_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             text=True,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
@@ -144,10 +148,16 @@ class LocalCluster:
         process.stdin.write(json.dumps({"node_args": self._node_args(), "folder": self._folder}) + "\n")
         process.stdin.flush()
         line = _readline_within(process, START_S)
-        answer = json.loads(line) if line else {"error": f"no answer within {START_S:.0f} s"}
+        answer = json.loads(line) if line else {"error": self._why_silent(process)}
         if "error" in answer:
             raise ClusterError(f"the local Ray cluster of {self.nodes} node(s) did not start: {answer['error']}")
         return str(answer["address"])
+
+    def _why_silent(self, process: subprocess.Popen[str]) -> str:
+        if process.poll() is None:
+            return f"no answer within {START_S:.0f} s"
+        with open(os.path.join(self.temp_folder, "cluster_process.err")) as errors:
+            return f"its process ended: {errors.read()[-2000:]}"
 
     def _node_args(self) -> list[dict[str, object]]:
         node: dict[str, object] = {

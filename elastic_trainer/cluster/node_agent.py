@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections import deque
 
 import ray
@@ -22,14 +23,15 @@ from elastic_trainer.cluster.worker import MARK, mark_of
 from elastic_trainer.control.effects import Order
 from elastic_trainer.vocabulary import Worker
 
+BEAT_S = 1.0  # how late workers without rank 0 learn which of their lines are safe
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get
 
 
 class NodeAgent:
     """Async Ray actor, one a node and run."""
 
-    def __init__(self, run_name: str, controller: ActorHandle) -> None:
-        self._run_name = run_name
+    def __init__(self, run_mark: str, controller: ActorHandle) -> None:
+        self._run_mark = run_mark
         self._controller = controller
         self._reports: deque[Report] = deque()
         self._has_report = asyncio.Event()
@@ -38,7 +40,7 @@ class NodeAgent:
         self._processes: dict[Worker, ProcessId] = {}
         self._groups: dict[Worker, PlacementGroup] = {}
         self._acknowledged = 0
-        self._memory_kills = memory_kills()
+        self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
         self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_with_controller())]
 
     async def adopt(self, worker: Worker, group: PlacementGroup) -> None:
@@ -73,9 +75,8 @@ class NodeAgent:
         self._has_order.pop(worker, None)
 
     async def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of this machine for want of memory since the last look."""
-        before, self._memory_kills = self._memory_kills, memory_kills()
-        return self._memory_kills > before
+        """Whether the kernel has killed a process of this machine for want of memory in the last seconds."""
+        return memory_kills() > self._memory_kills[0]
 
     async def ended(self) -> None:
         """The controller's tripwire: never answers, fails at once when this process dies."""
@@ -90,7 +91,10 @@ class NodeAgent:
 
     async def _forward(self) -> None:
         while True:
-            await self._has_report.wait()
+            try:
+                await asyncio.wait_for(self._has_report.wait(), BEAT_S)
+            except TimeoutError:
+                self._memory_kills.append(memory_kills())
             self._has_report.clear()
             batch = list(self._reports)
             self._reports.clear()
@@ -98,6 +102,10 @@ class NodeAgent:
                 self._acknowledged = await self._controller.report.remote(batch)
             except RayActorError:
                 return  # the tripwire ends this process
+            except Exception as error:
+                # whose reports do not arrive trains for nobody: to end is an ordinary loss of its workers
+                print(f"node agent cannot report and ends: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
 
     async def _end_with_controller(self) -> None:
         try:
@@ -110,7 +118,7 @@ class NodeAgent:
             process = self._processes.pop(worker, None)
             if process is not None:
                 kill_all([process], signal.SIGKILL)
-            kill_all(with_mark(MARK, mark_of(self._run_name, worker)), signal.SIGKILL)
+            kill_all(with_mark(MARK, mark_of(self._run_mark, worker)), signal.SIGKILL)
 
     def _end_everything(self) -> None:
         self._kill(list(self._groups))
@@ -124,7 +132,7 @@ def agent_name(run_name: str, node_id: str) -> str:
     return f"agent:{run_name}:{node_id[:12]}"
 
 
-def make_agent(run_name: str, node_id: str, controller: ActorHandle) -> ActorHandle:
+def make_agent(run_name: str, run_mark: str, node_id: str, controller: ActorHandle) -> ActorHandle:
     """Start the agent of a node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -138,6 +146,6 @@ def make_agent(run_name: str, node_id: str, controller: ActorHandle) -> ActorHan
             max_concurrency=1000,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        .remote(run_name, controller)
+        .remote(run_mark, controller)
     )
     return handle

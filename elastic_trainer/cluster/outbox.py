@@ -24,6 +24,14 @@ class Outbox:
         with self._lock:
             self._kept.append(line)
 
+    def take_all(self) -> tuple[Line, ...]:
+        """Every line that is not acknowledged: where a group breaks up, this rank may be the only one that has it."""
+        with self._lock:
+            lines = tuple(self._kept)
+            self._kept = [line for line in lines if not isinstance(line, NoteLine)]
+            self._sent = len(self._kept) if self.is_sender else 0
+            return lines
+
     def take(self) -> tuple[Line, ...]:
         """The lines to send now: all unsent ones on rank 0, a worker's own notes elsewhere."""
         with self._lock:

@@ -19,7 +19,7 @@ from elastic_trainer.cluster.messages import Orders, Report
 from elastic_trainer.cluster.outbox import Outbox
 from elastic_trainer.cluster.processes import this_process
 from elastic_trainer.control.effects import FormGeneration
-from elastic_trainer.control.events import Event
+from elastic_trainer.control.events import Event, GroupLeft, TaskFailed, WorkerFinished
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 
@@ -27,9 +27,12 @@ MARK = "ELASTIC_TRAINER_WORKER"
 EXIT_WITHOUT_AGENT = 70
 
 
-def mark_of(run_name: str, worker: Worker) -> str:
-    """The value of the environment mark that a worker's process and all its children carry."""
-    return f"{run_name}:{worker}"
+def mark_of(run_mark: str, worker: Worker) -> str:
+    """The value of the environment mark that a worker's process and all its children carry.
+
+    `run_mark` tells this run from another one of the same name on the same machine.
+    """
+    return f"{run_mark}:{worker}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ class WorkerSpec:
 
 
 class WorkerActor:
-    """Plain class; `controller.py` makes it a Ray actor with the resources of its elastic unit."""
+    """Plain class; `controller.py` makes it a Ray actor with the resources of its elastic unit.
+
+    The pending call of `run()` is the controller's tripwire: it fails at once when the process dies.
+    """
 
     def run(self, agent: ActorHandle, spec: WorkerSpec) -> None:
         """Live as this worker until the run ends."""
@@ -60,9 +66,6 @@ class WorkerActor:
                 sys.path.insert(0, path)
         _work(link, spec)
         link.flush()
-
-    def ended(self) -> None:
-        """The tripwire: queued behind `run()`, it fails at once when the process dies."""
 
 
 def _work(link: _Link, spec: WorkerSpec) -> None:
@@ -108,25 +111,31 @@ class _Link:
 
     def report(self, event: Event) -> None:
         """Send an event now, behind the lines recorded before it."""
-        self._agent.report.remote(Report(self._worker, self.outbox.take(), (event,)))
+        is_leaving = isinstance(event, GroupLeft | TaskFailed | WorkerFinished)
+        lines = self.outbox.take_all() if is_leaving else self.outbox.take()
+        self._agent.report.remote(Report(self._worker, lines, (event,)))
 
     def flush(self) -> None:
-        """Send what is left and wait for it to arrive."""
-        ray.get(self._agent.report.remote(Report(self._worker, self.outbox.take())))
+        """Send what is left and wait until the agent has it."""
+        ray.get(self._agent.report.remote(Report(self._worker, self.outbox.take_all())))
 
     def _listen(self) -> None:
-        while True:
-            try:
-                answer: Orders = ray.get(self._agent.exchange.remote(Report(self._worker, self.outbox.take())))
-            except Exception:
-                # without its agent nobody could order this worker, nor reap what it leaves
-                os._exit(EXIT_WITHOUT_AGENT)
-            self.outbox.acknowledge(answer.acknowledged)
-            for order in answer.orders:
-                if isinstance(order, FormGeneration) and self._worker in order.ranks:
-                    self.outbox.become(sender=order.ranks[0] == self._worker)
-                with self._lock:
-                    if self._mailbox is None:
-                        self._early.append(order)
-                    else:
-                        self._mailbox.put(order)
+        try:
+            while True:
+                self._exchange()
+        except BaseException as error:
+            # without its agent, or this thread, nobody could order this worker: an ordinary loss is better
+            print(f"worker {self._worker} cannot be reached any more and ends: {error!r}", file=sys.stderr, flush=True)
+            os._exit(EXIT_WITHOUT_AGENT)
+
+    def _exchange(self) -> None:
+        answer: Orders = ray.get(self._agent.exchange.remote(Report(self._worker, self.outbox.take())))
+        self.outbox.acknowledge(answer.acknowledged)
+        for order in answer.orders:
+            if isinstance(order, FormGeneration) and self._worker in order.ranks:
+                self.outbox.become(sender=order.ranks[0] == self._worker)
+            with self._lock:
+                if self._mailbox is None:
+                    self._early.append(order)
+                else:
+                    self._mailbox.put(order)

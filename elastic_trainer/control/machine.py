@@ -66,7 +66,8 @@ class Machine:
         state = self.state
         if state.phase in ENDED:
             return None
-        times: list[float | None] = [each.start_at for each in state.workers.values() if each.stage is Stage.GONE]
+        gone = [each.start_at for each in state.workers.values() if each.stage is Stage.GONE]
+        times: list[float | None] = [] if state.phase is Phase.STOPPING else [*gone]
         times += [state.place_until, state.form_until, state.leave_until]
         if state.phase is Phase.WAITING:
             # once past, these no longer hold anything up, and what does has a deadline of its own or is an event
@@ -173,7 +174,7 @@ class Machine:
                     f"memory ran out {tries} times without a step done in between; last: {why}. "
                     "Use a smaller micro_batch, fewer workers a machine, or machines with more memory.",
                 )
-        if was_member or self.state.phase is Phase.STOPPING:
+        if was_member:
             return self._fault(why, now)
         return [Tell(f"{why}; starting another in {delay:.0f} s" if delay else f"{why}; starting another")]
 
@@ -266,6 +267,8 @@ class Machine:
             if state.phase is Phase.STOPPING:
                 return self._end(RunStatus.STOPPED, f"{state.why}; the step did not end in {self.limits.leave_s:g} s")
             state.leave_until = now + self.limits.leave_s
+            if state.phase is Phase.PARKING:
+                return []  # a long step or evaluation; nobody is late who goes on training
             late = [w for w in state.group if self._stage(w) in MEMBER]
             return [KillWorker(w, f"did not leave its group within {self.limits.leave_s:g} s") for w in late]
         return []
@@ -280,6 +283,8 @@ class Machine:
         return None
 
     def _start_due(self, now: float) -> list[Effect] | None:
+        if self.state.phase is Phase.STOPPING:
+            return None
         due = [s for s in self.state.workers.values() if s.stage is Stage.GONE and s.start_at <= now]
         for each in due:
             each.worker = Worker(each.worker.worker_id, each.worker.incarnation + 1)
@@ -307,14 +312,14 @@ class Machine:
         state = self.state
         stages = [self._stage(worker) for worker in state.group]
         match state.phase:
+            case Phase.FORMING | Phase.RUNNING | Phase.PARKING | Phase.STOPPING if self._all_done():
+                return self._end(RunStatus.FINISHED, "every worker has done the last step")
             case Phase.FORMING if all(stage in (Stage.TRAINING, Stage.DONE) for stage in stages):
                 state.phase, state.form_until, state.failed_forms = Phase.RUNNING, None, 0
                 return []
             case Phase.FORMING if state.form_until is not None and all(self._formed(w) for w in state.group):
                 state.form_until = None  # how long the state takes to arrive depends on its size
                 return []
-            case Phase.RUNNING | Phase.PARKING | Phase.STOPPING if self._all_done():
-                return self._end(RunStatus.FINISHED, "every worker has done the last step")
             case Phase.STOPPING if not any(stage in MEMBER for stage in stages):
                 return self._end(RunStatus.STOPPED, state.why)
             case Phase.PARKING | Phase.ABORTING if not any(stage in MEMBER for stage in stages):
@@ -387,10 +392,12 @@ class Machine:
         members = tuple(worker for worker in state.group if self._stage(worker) in MEMBER)
         if state.phase is Phase.STOPPING:
             return [AbortGeneration(state.token, members, why)] if members else []
+        # who neither forms nor leaves hangs where nothing takes long
+        bound = self.limits.form_s if state.phase is Phase.FORMING else self.limits.leave_s
         state.phase, state.why, state.form_until = Phase.ABORTING, why, None
         state.why_is_symptom = is_symptom
         state.quiet_until = now + recovery.delay_before_forming(state.failed_forms, self.limits)
-        state.leave_until = now + self.limits.leave_s
+        state.leave_until = now + bound
         return [AbortGeneration(state.token, members, why)]
 
     def _end(self, status: RunStatus, reason: str) -> list[Effect]:

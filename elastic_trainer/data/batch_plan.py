@@ -54,10 +54,6 @@ class BatchPlan:
                     chosen = np.resize(chosen, self.micro_batch)
                 yield MicroBatchPlan(step, logical_rank, index, chosen, rows)
 
-    def ranks_with_rows(self, step: int) -> int:
-        """How many logical ranks have a sample at `step`; they are the first ones."""
-        return -(-self.order.samples_in(step) // self.order.per_rank)
-
 
 def range_of(rank: int, world_size: int, logical_ranks: int) -> range:
     """The contiguous logical ranks of a data rank: as even as can be, the first ranks taking one more."""

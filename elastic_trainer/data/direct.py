@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from elastic_trainer.data.order import Ids, key
 Row = dict[str, Any]
 Preprocess = Callable[[Row, np.random.Generator], Row]
 SpanName = tuple[int, int, int]  # epoch, window, logical rank
+LOOK_UP_S = 0.05  # how late a wait for data may notice that its step was given up
 _PREPROCESS = 5  # separates preprocessing's random streams from the order's keys
 
 
@@ -37,7 +38,7 @@ class Span:
         if self._columns is not None:
             return {name: values[places] for name, values in self._columns.items()}
         assert self._rows is not None
-        return [self._rows[place] for place in places]
+        return [Named(self._rows[place]) for place in places]  # collate may change a row, and a step may come again
 
 
 class DirectEngine:
@@ -59,9 +60,14 @@ class DirectEngine:
         self.wait_s = 0.0  # how long `micro_batches` has waited for data since the engine was made
 
     def micro_batches(
-        self, step: int, logical_ranks: range
+        self, step: int, logical_ranks: range, check: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[MicroBatchPlan, list[Row] | dict[str, NDArray[np.generic]]]]:
         """The planned micro-batches of these logical ranks at `step`, each with its rows or columns.
+
+        Args:
+            step: Counted over the whole run.
+            logical_ranks: Whose samples.
+            check: Called again and again while waiting for data; what it raises ends the wait.
 
         Raises:
             DataError: A data file is damaged.
@@ -70,7 +76,7 @@ class DirectEngine:
         self._prefetch(step, logical_ranks)
         for planned in self._plan.of_rank(step, logical_ranks):
             epoch, window, j = self._plan.order.window_of(step)
-            span = self._wait((epoch, window, planned.logical_rank))
+            span = self._wait((epoch, window, planned.logical_rank), check)
             low = j * self._plan.order.per_rank + planned.index * self._plan.micro_batch
             places = low + np.arange(planned.rows, dtype=np.int64)
             yield planned, span.take(np.resize(places, len(planned.ids)))
@@ -79,12 +85,14 @@ class DirectEngine:
         """Stop the thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _wait(self, name: SpanName) -> Span:
+    def _wait(self, name: SpanName, check: Callable[[], None]) -> Span:
         future = self._spans[name]
         if future.done():
             return future.result()
         start = time.perf_counter()
         try:
+            while not wait([future], LOOK_UP_S).done:
+                check()
             return future.result()
         finally:
             self.wait_s += time.perf_counter() - start

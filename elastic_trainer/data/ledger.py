@@ -35,55 +35,60 @@ class LedgerLine:
         return cls(line["step"], Token(int(term), int(generation)), line["samples"], int(line["digest"], 16))
 
 
+REDONE_WITHIN = 1000  # steps; ranks differ by one step at a fault, so an older step never comes again
+
+
 @dataclass
 class Audit:
-    """The ledger held against the arithmetic of the data order, line by line as they come."""
+    """The ledger held against the arithmetic of the data order, line by line as they come.
+
+    Keeps a line for the last `REDONE_WITHIN` steps only; a run of any length needs bounded memory.
+    """
 
     order: SampleOrder
+    steps: int = 0  # done steps without a gap from the first
     steps_redone: int = 0
+    samples_trained: int = 0  # of all done steps, each sample of each epoch counted once
     _lines: dict[int, tuple[Token, int]] = field(default_factory=dict)
     _bad: set[int] = field(default_factory=set)
+    _last: int = -1
 
     def add(self, line: LedgerLine) -> bool:
         """Take a line; False when it was known already or an older token's."""
         known = self._lines.get(line.step)
+        if line.step < self.steps and (known is None or line.token <= known[0]):
+            return False
         if known is not None:
             if line.token <= known[0]:
                 return False
             self.steps_redone += 1
+            self.samples_trained -= known[1]
         self._lines[line.step] = (line.token, line.samples)
+        self.samples_trained += line.samples
+        self._last = max(self._last, line.step)
         is_right = line.samples == self.order.samples_in(line.step)
         is_right = is_right and line.digest == expected_digest(self.order, line.step)
         (self._bad.discard if is_right else self._bad.add)(line.step)
+        while self.steps in self._lines:
+            self.steps += 1
+            self._lines.pop(self.steps - 1 - REDONE_WITHIN, None)
         return True
 
-    @property
-    def steps(self) -> int:
-        """Done steps without a gap from the first."""
-        count = len(self._lines)
-        return count if not count or max(self._lines) == count - 1 else min(set(range(count)) - set(self._lines))
+    def bad_steps(self, up_to: int = 0) -> list[int]:
+        """Steps whose line is missing or contradicts the arithmetic, of at least the first `up_to`."""
+        missing = set(range(self.steps, max(self._last + 1, up_to))) - set(self._lines)
+        return sorted(self._bad | missing)
 
-    @property
-    def bad_steps(self) -> list[int]:
-        """Steps whose line is missing or contradicts the arithmetic."""
-        last = max(self._lines, default=-1)
-        return sorted(self._bad | (set(range(last + 1)) - set(self._lines)))
-
-    @property
-    def samples_trained(self) -> int:
-        """Samples of all done steps, each sample of each epoch counted once."""
-        return sum(samples for _, samples in self._lines.values())
-
-    def summary(self) -> dict[str, Any]:
+    def summary(self, up_to: int = 0) -> dict[str, Any]:
         """The facts that `summary.json` tells; null where the digests do not agree, since then nobody can know."""
-        is_exact = not self.bad_steps
+        bad = self.bad_steps(up_to)
         return {
             "steps_redone": self.steps_redone,
             "samples_trained": self.samples_trained,
-            "samples_skipped": 0,
-            "samples_missing": 0 if is_exact else None,
-            "samples_repeated": 0 if is_exact else None,
-            **({} if is_exact else {"bad_steps": self.bad_steps}),
+            "samples_skipped": 0,  # nothing skips samples yet
+            "samples_missing": None if bad else 0,
+            "samples_repeated": None if bad else 0,
+            **({"bad_steps": bad} if bad else {}),
         }
 
 

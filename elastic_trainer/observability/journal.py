@@ -43,9 +43,13 @@ class Journal:
         """Write what has been added, one segment a stream and token."""
         with self._lock:
             taken, self._lines = self._lines, {stream: [] for stream in STREAMS}
-            for stream, lines in taken.items():
-                for token in dict.fromkeys(token for _, token, _ in lines):
-                    self._write(stream, token, [line for line in lines if line[1] == token])
+        for stream, lines in taken.items():
+            kept: list[tuple[int, Token, str]] = []
+            for token in dict.fromkeys(token for _, token, _ in lines):
+                kept += self._write(stream, token, [line for line in lines if line[1] == token])
+            if kept:
+                with self._lock:
+                    self._lines[stream] = kept + self._lines[stream]
 
     def close(self) -> None:
         """Write the rest and end the thread."""
@@ -53,14 +57,16 @@ class Journal:
         self._thread.join()
         self.flush()
 
-    def _write(self, stream: str, token: Token, lines: list[tuple[int, Token, str]]) -> None:
+    def _write(self, stream: str, token: Token, lines: list[tuple[int, Token, str]]) -> list[tuple[int, Token, str]]:
+        """Write a segment; returns the lines that could not be written."""
         self._segments += 1
         name = f"{stream}/{lines[0][0]:012d}.{token}.{self._segments:06d}.jsonl"
         try:
             self._write_new(name, "".join(text + "\n" for _, _, text in lines).encode())
         except OSError as error:
-            self._lines[stream] = lines + self._lines[stream]
             self._complain(f"{name} cannot be written ({error}); its lines are kept and tried again")
+            return lines
+        return []
 
     def _run(self) -> None:
         while not self._closed.wait(EVERY_S):

@@ -43,7 +43,8 @@ class RunFolder:
         return folder
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, as far as it is empty."""
+        """Remove the folder of a run that never began."""
+        (self.path / "config.yaml").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.path / "ledger").rmdir()
         with contextlib.suppress(OSError):

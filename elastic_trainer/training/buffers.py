@@ -24,11 +24,21 @@ class _Buffer:
         self._module = module
         self._name = name
         self.start = self.value.detach().clone()
-        self.change = torch.zeros_like(self.start, dtype=torch.float64)
+        self._change: torch.Tensor | None = None  # made when needed: most buffers are constants
         self.is_floating = self.start.is_floating_point()
         small = self.start.numel() * self.start.element_size() <= COMPARED_BYTES
         self._is_compared = small or isinstance(module, _NormBase)
         self._seen = (id(self.value), self.value._version)
+
+    @property
+    def change(self) -> torch.Tensor:
+        """Sum of the changes by this rank's logical ranks: float64, the buffer's shape."""
+        if self._change is None:
+            self._change = torch.zeros_like(self.start, dtype=torch.float64)
+        return self._change
+
+    def forget_change(self) -> None:
+        self._change = None
 
     @property
     def value(self) -> torch.Tensor:
@@ -45,7 +55,7 @@ class _Buffer:
     def add_change(self) -> None:
         # equal elements count as unchanged: the difference of two infinities is not a number
         difference = self.value.detach().to(torch.float64) - self.start.to(torch.float64)
-        self.change += torch.where(self.value.detach() == self.start, torch.zeros_like(difference), difference)
+        self.change.add_(torch.where(self.value.detach() == self.start, torch.zeros_like(difference), difference))
 
     def after(self, change: torch.Tensor) -> torch.Tensor:
         if self.is_floating:
@@ -94,7 +104,7 @@ class LogicalBuffers:
             if buffer.is_touched():
                 buffer.start = buffer.value.detach().clone()
                 buffer.reset()
-            buffer.change.zero_()
+            buffer.forget_change()
 
     def enter(self, logical_rank: int) -> None:
         """The next micro-batch belongs to this logical rank."""

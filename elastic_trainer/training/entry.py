@@ -35,6 +35,7 @@ def work(
     attempt = 0
     while True:
         run = Run(worker, settings, mailbox, backend, attempt=attempt, carried=carried)
+        carried = None  # the run has it, and lets go of it once it is restored
         try:
             _enter(load, run)
             return

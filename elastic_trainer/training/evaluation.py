@@ -51,14 +51,16 @@ def evaluate(
 
 @contextmanager
 def _evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
-    modes = [module.training for module in modules]
+    # of each part by itself: a task may have set some of them to eval() for good
+    parts = [part for module in modules for part in module.modules()]
+    modes = [part.training for part in parts]
     for module in modules:
         module.eval()
     try:
         yield
     finally:
-        for module, was_training in zip(modules, modes, strict=True):
-            module.train(was_training)
+        for part, was_training in zip(parts, modes, strict=True):
+            part.training = was_training
 
 
 def _batches(run: Run, reader: DatasetReader) -> Iterator[Batch]:

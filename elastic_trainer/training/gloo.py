@@ -47,7 +47,8 @@ class GlooPending:
                 return
             except RuntimeError:
                 if self._work.is_completed():
-                    raise
+                    self._work.wait()  # at once: its own error, or none when it has just arrived
+                    return
                 if self._backend.is_broken:
                     raise CollectiveFailed("the group was aborted") from None
 
@@ -77,8 +78,8 @@ class GlooBackend:
         self._pending: list[GlooPending] = []
         self._aside: list[tuple[dist.ProcessGroup, list[GlooPending]]] = []
 
-    def connect(self, store: tuple[str, int]) -> None:
-        """Connect to the store ahead of the first formation: a connection can take seconds (reverse look-ups)."""
+    def _connect(self, store: tuple[str, int]) -> None:
+        # once for life: a connection can take seconds, when the server looks the name of the address up
         if self._store is None or self._store_address != store:
             self._store = dist.TCPStore(
                 store[0], store[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._form_s)
@@ -97,16 +98,15 @@ class GlooBackend:
         deadline = time.monotonic() + self._form_s
         self.is_broken = False
         try:
-            self.connect(store)
+            self._connect(store)
             assert self._store is not None
             prefix = dist.PrefixStore(f"{self._run_name}/{token}", self._store)
             # gloo's own formation cannot be interrupted, so it starts only when every member has arrived
             prefix.set(f"here/{rank}", "")
             _await(prefix, [f"here/{r}" for r in range(world_size)], deadline, is_superseded)
+            left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
             before = _sockets()
-            dist.init_process_group(
-                "gloo", store=prefix, rank=rank, world_size=world_size, timeout=timedelta(seconds=self._form_s)
-            )
+            dist.init_process_group("gloo", store=prefix, rank=rank, world_size=world_size, timeout=left)
             opened = [(fd, link) for fd, link in _sockets().items() if before.get(fd) != link]
             prefix.set(f"ports/{rank}", ",".join(map(str, _listening_ports(opened))))
             keys = [f"ports/{r}" for r in range(world_size)]
@@ -197,6 +197,8 @@ def _await(store: dist.Store, keys: list[str], deadline: float, is_superseded: C
             missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
             raise CollectiveFailed(f"ranks {', '.join(missing)} did not arrive")
         time.sleep(POLL_S)
+    if is_superseded():
+        raise CollectiveFailed("a newer order came while waiting for peers")
 
 
 def _sockets() -> dict[int, str]:

@@ -72,10 +72,12 @@ class Reducer:
         self._buckets = [_Bucket(group) for group in _grouped([p for p in parameters if p.requires_grad])]
         self._is_armed = False
         self._next = 0
-        for bucket in self._buckets:
-            for index, p in enumerate(bucket.parameters):
-                # not register_multi_grad_hook: it fires before the last gradient is accumulated
-                p.register_post_accumulate_grad_hook(self._hook(bucket, index))
+        # not register_multi_grad_hook: it fires before the last gradient is accumulated
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(bucket, index))
+            for bucket in self._buckets
+            for index, p in enumerate(bucket.parameters)
+        ]
         self.zero()
 
     def zero(self) -> None:
@@ -121,6 +123,11 @@ class Reducer:
             if bucket.work is not None and not bucket.work.is_completed():
                 bucket.renew()
         self.zero()
+
+    def release(self) -> None:
+        """Take the hooks off the parameters; the reducer is not used any more."""
+        for hook in self._hooks:
+            hook.remove()
 
     @torch.no_grad()
     def scale_and_clip(self, scale: float, clip_norm: float | None) -> None:

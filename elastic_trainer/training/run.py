@@ -112,8 +112,6 @@ class Run:
         self._state: RegisteredState | None = None
         self._snapshot: dict[str, Any] | None = None
         self._leaves: Left | None = None  # what the ranks agreed on in the last step
-        self._needs_snapshot = True  # until the first step shows that one apply is all
-        self._applied_often = False
         self._engine: DirectEngine | None = None
         self._evaluation_reader: DatasetReader | None = None
 
@@ -195,9 +193,9 @@ class Run:
         self.raise_if_aborted()
 
     def snapshot_if_needed(self) -> None:
-        """Keep a copy of the state before a step that applies more than once, which can stop in between."""
+        """Keep a copy of the state before a step with several optimizers, which can stop in between their updates."""
         self._snapshot = None
-        if self._needs_snapshot:
+        if len(self.reducers) > 1:
             assert self._state is not None
             self._snapshot = transfer.copied(self._state.collect())
 
@@ -206,8 +204,8 @@ class Run:
     def carry(self) -> CarriedState | None:
         """The state to enter the task with again after it raised; None when there is no whole one."""
         self._undo()
-        if self._state is None:
-            return self._carried
+        if self._carried is not None or self._state is None:
+            return self._carried  # not restored yet, or not wholly
         if not self.has_state:
             return None
         return CarriedState(transfer.copied(self._state.collect()), self.steps_done, self.evaluated_at)
@@ -218,6 +216,8 @@ class Run:
             self.backend.abort()
             self.backend.destroy()
             self.is_in_group = False
+        for reducer in self.reducers.values():
+            reducer.release()
         if self._engine is not None:
             self._engine.close()
 
@@ -310,8 +310,6 @@ class Run:
         """The step is done on this rank."""
         assert step.total is not None
         total = step.total
-        self._applied_often = self._applied_often or step.applies > 1
-        self._needs_snapshot = self._applied_often
         self._snapshot = None
         self.steps_done += 1
         self.state_is_whole = True

@@ -67,12 +67,21 @@ class RegisteredState:
         for name, part in self.parts.items():
             if isinstance(part, torch.optim.Optimizer):
                 part.load_state_dict(_unnamed(part, state[name], self._names()))
+            elif isinstance(part, torch.nn.Module):
+                part.load_state_dict(state[name]["state"])
+                with torch.no_grad():
+                    for buffer, value in state[name]["other_buffers"].items():
+                        part.get_buffer(buffer).copy_(value)
             else:
                 part.load_state_dict(state[name])
 
     def _collect(self, part: Stateful) -> dict[str, Any]:
         if isinstance(part, torch.optim.Optimizer):
             return _named(part, self._names())
+        if isinstance(part, torch.nn.Module):
+            saved = part.state_dict()
+            # those that a checkpoint leaves out may have changed all the same
+            return {"state": saved, "other_buffers": {n: b for n, b in part.named_buffers() if n not in saved}}
         return part.state_dict()
 
     def _names(self) -> dict[torch.nn.Parameter, str]:

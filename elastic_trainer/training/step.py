@@ -60,7 +60,7 @@ class Step:
         self._planned = list(settings.plan.of_rank(self.number, run.logical_ranks))
         self._consumed = 0
         run.phase = TaskPhase.DATA
-        for planned, data in run.engine.micro_batches(self.number, run.logical_ranks):
+        for planned, data in run.engine.micro_batches(self.number, run.logical_ranks, run.raise_if_aborted):
             run.raise_if_aborted()
             batch = make_batch(planned, data, run.collate, settings.plan.fixed_shapes)
             run.buffers.enter(planned.logical_rank)
@@ -85,6 +85,11 @@ class Step:
             TaskError: The loss is not a scalar or has no gradient.
         """
         _check_loss(loss_sum)
+        if self._rider_work is not None:
+            raise TaskError(
+                f"backward ran twice on the last micro-batch of step {self.number}, and gradients were on their way "
+                "already. Pass run.steps(overlap=False)."
+            )
         self._weight += float(weight)
         self._loss_sum += float(loss_sum.detach())
         is_last = self._consumed == len(self._planned)
@@ -105,6 +110,11 @@ class Step:
         reducer = run.reducers.get(id(optimizer))
         if reducer is None:
             raise TaskError("step.apply() got an optimizer that is not registered. Use run.register(optimizer=...).")
+        if self.applies and len(run.reducers) == 1:
+            raise TaskError(
+                f"step.apply() ran twice in step {self.number} with one optimizer. A step is one update of each "
+                "optimizer: begin another step, or register several optimizers."
+            )
         if self._consumed < len(self._planned) or (not self._planned and run.has_rows(self.number)):
             raise TaskError(
                 f"step {self.number} consumed {self._consumed} of {len(self._planned)} micro-batches before "

@@ -44,7 +44,6 @@ def test_the_short_step_is_dealt_fill_first() -> None:
     shapes = [(m.logical_rank, m.rows) for m in BatchPlan(ORDER, 2).of_rank(4, range(3))]
 
     assert shapes == [(0, 2), (0, 2), (1, 1)]
-    assert BatchPlan(ORDER, 2).ranks_with_rows(4) == 2
 
 
 def test_fixed_shapes_repeat_real_samples() -> None:

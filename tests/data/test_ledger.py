@@ -34,7 +34,7 @@ def test_a_wrong_digest_a_wrong_count_and_a_gap_are_named_and_nothing_is_claimed
     for each in (line(0), line(1, digest=1), line(2, samples=11), line(4)):
         found.add(each)
 
-    assert found.bad_steps == [1, 2, 3]
+    assert found.bad_steps() == [1, 2, 3]
     assert found.summary()["samples_missing"] is None
     assert found.summary()["samples_repeated"] is None
     assert found.steps == 3
@@ -47,10 +47,10 @@ def test_a_newer_generations_line_replaces_an_older_one() -> None:
     assert not found.add(line(0, (1, 1)))
     assert found.add(line(0, (1, 2)))
     assert not found.add(line(0, (1, 1), digest=5))
-    assert found.bad_steps == []
+    assert found.bad_steps() == []
     assert found.steps_redone == 1
 
 
 def test_an_empty_ledger_is_empty() -> None:
     assert Audit(ORDER).steps == 0
-    assert Audit(ORDER).bad_steps == []
+    assert Audit(ORDER).bad_steps() == []

@@ -47,7 +47,7 @@ def test_an_exception_that_passes_costs_no_process_and_no_step(phase: str, setti
     outcome = Harness(task, settings, workers=2).run()
 
     assert outcome.status == "finished", outcome.reason
-    assert outcome.audit.bad_steps == []
+    assert outcome.audit.bad_steps() == []
     assert outcome.audit.steps_redone == 0
     processes: dict[int, Any] = {}
     for pids in outcome.pids:

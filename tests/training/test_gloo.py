@@ -63,7 +63,7 @@ def ranks() -> Any:
 def rank_main(pipe: Any, port: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    backend = GlooBackend("test", form_s=5.0, collective_s=10.0)
+    backend = GlooBackend("test", form_s=5.0, collective_s=2.0)
     # a connection that has nothing to do with the group and is opened around its formation
     mine, theirs = socket.socketpair()
     work: threading.Thread | None = None
@@ -124,19 +124,19 @@ def test_an_abort_frees_a_rank_whose_peer_is_stopped_though_gloo_would_wait_for_
     form(ranks, 2, [0, 2])
 
 
-def test_descriptors_do_not_grow_over_generations(ranks: Ranks) -> None:
-    counts = []
-    for generation in range(1, 40):
+def test_descriptors_of_generations_come_back(ranks: Ranks) -> None:
+    """A group with an operation that gloo leaves pending is kept aside until its time-out, here 2 s, and not longer."""
+    counts: list[list[int]] = []
+    deadline = time.monotonic() + 60
+    while len(counts) < 30 or counts[-1] != counts[0]:
+        assert time.monotonic() < deadline, counts
+        generation = len(counts) + 1
         form(ranks, generation, [0, 1, 2])
         ranks.all("loop")
         for member in range(3):
             ranks.tell(member, "abort")
         assert all(ranks.hear(member)[0] for member in range(3))
         counts.append([answer[1] for answer in ranks.all("destroy")])
-
-    # an operation that gloo leaves pending keeps its group aside for a while; those that are through are gone
-    assert sorted(counts)[len(counts) // 2] == counts[2], counts
-    assert max(max(each) for each in counts) <= max(counts[2]) + 40, counts
 
 
 def test_a_peer_that_never_comes_is_named_within_the_bound(ranks: Ranks) -> None:

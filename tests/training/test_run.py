@@ -42,7 +42,7 @@ def worst(one: list[float], other: list[float]) -> float:
 
 def assert_same_run(outcome: Outcome, reference: Outcome) -> None:
     assert outcome.status == "finished", outcome.reason
-    assert outcome.audit.bad_steps == []
+    assert outcome.audit.bad_steps() == []
     assert outcome.audit.samples_trained == reference.audit.samples_trained
     assert worst(outcome.losses, reference.losses) < 1e-9
     digests = {result["digest"] for result in outcome.final.values()}
@@ -189,7 +189,7 @@ def test_a_worker_that_dies_in_another_phase_is_replaced_too(
     outcome = Harness(functools.partial(KillingTask, phase, 1, step), settings, workers=3).run()
 
     assert outcome.status == "finished"
-    assert outcome.audit.bad_steps == []
+    assert outcome.audit.bad_steps() == []
     assert worst(outcome.losses, undisturbed.losses) < 1e-9
     assert set(outcome.evaluations) == set(undisturbed.evaluations)
 
@@ -273,7 +273,7 @@ def test_a_worker_stopped_through_a_rebuild_is_fenced_when_it_wakes(settings: Tr
     outcome = Harness(SLOW, settings, workers=2, on_step=on_step, limits=limits).run()
 
     assert outcome.status == "finished", outcome.reason
-    assert outcome.audit.bad_steps == []
+    assert outcome.audit.bad_steps() == []
 
 
 def test_fifty_rebuilds_leave_descriptors_and_threads_as_they_were(dataset: str) -> None:

@@ -69,7 +69,7 @@ def test_a_loop_that_keeps_the_rules_finishes(dataset: str) -> None:
     outcome = Harness(functools.partial(make, ""), settings_for(dataset, steps=3), workers=1).run()
 
     assert outcome.status == "finished", outcome.reason
-    assert outcome.audit.bad_steps == []
+    assert outcome.audit.bad_steps() == []
 
 
 def test_losses_and_weights_equal_a_plain_loop(dataset: str) -> None:
