@@ -69,6 +69,7 @@ class Machine:
         gone = [each.start_at for each in state.workers.values() if each.stage is Stage.GONE]
         times: list[float | None] = [] if state.phase is Phase.STOPPING else [*gone]
         times += [state.place_until, state.form_until, state.leave_until]
+        times += [s.start_at for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at > self._now]
         if state.phase is Phase.WAITING:
             # once past, these no longer hold anything up, and what does has a deadline of its own or is an event
             times += [time for time in (state.quiet_until, state.gather_until) if time is not None and time > self._now]
@@ -218,6 +219,7 @@ class Machine:
         if event.holds is not None:
             self.state.done = max(self.state.done, event.holds)
         each.stage, each.attempt, each.holds, each.formed = Stage.FAULTY, event.attempt, event.holds, False
+        each.start_at = now + recovery.delay_before_restart(event.attempt, self.limits)
         tries = recovery.record_try(self.state, event.failure.signature, recovery.round_of(event))
         where = self._where(event)
         self.state.first_failure = self.state.first_failure or f"{where}:\n{event.failure.text}"
@@ -335,7 +337,7 @@ class Machine:
             return None
         if state.generation == 0 and Stage.STARTING in stages:
             return None  # at first start it matters whether the others meet the same exception
-        faulty = [each for each in state.workers.values() if each.stage is Stage.FAULTY]
+        faulty = [s for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at <= now]
         for each in faulty:
             each.stage, each.attempt = Stage.STARTING, each.attempt + 1
         return [RunTaskAgain(each.worker, "the task raised; trying again") for each in faulty] or None

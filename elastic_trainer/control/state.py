@@ -71,7 +71,7 @@ class WorkerState:
     holds: int | None = None
     formed: bool = False
     deaths: int = 0  # in a row, without a step done in between
-    start_at: float = 0.0
+    start_at: float = 0.0  # when a process, or another try of the task in it, is due
 
 
 @dataclass
