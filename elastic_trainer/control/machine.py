@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from elastic_trainer.control import events as e
-from elastic_trainer.control import quorum, ranks, recovery
+from elastic_trainer.control import laws, quorum, ranks, recovery
 from elastic_trainer.control.effects import (
     AbortGeneration,
     Effect,
@@ -26,7 +26,7 @@ from elastic_trainer.control.effects import (
     StopGeneration,
     Tell,
 )
-from elastic_trainer.control.state import ENDED, IN_GENERATION, MEMBER, Limits, Phase, Stage, State, WorkerState
+from elastic_trainer.control.state import ENDED, MEMBER, Limits, Phase, Stage, State, WorkerState
 from elastic_trainer.vocabulary import RunStatus, Worker
 
 _END_PHASE = {
@@ -77,28 +77,7 @@ class Machine:
 
     def check(self) -> None:
         """Our own laws; tests call it after every event."""
-        state = self.state
-        stages = [state.workers[worker.worker_id].stage for worker in state.group]
-        assert len(set(state.group)) == len(state.group), "a worker has two ranks"
-        assert (state.phase in IN_GENERATION) or state.phase in ENDED or not state.group, "a group without a generation"
-        assert all(self._of(worker) is not None or self._was_lost(worker) for worker in state.group)
-        if state.phase is Phase.RUNNING:
-            assert all(stage in (Stage.TRAINING, Stage.DONE) for stage in stages), "running with a member missing"
-            assert len(state.group) >= self.limits.min_workers, "running below the minimum"
-        assert len(state.group) <= self.limits.max_workers, "more ranks than allowed"
-        for worker_id, each in state.workers.items():
-            assert each.worker.worker_id == worker_id
-            assert each.stage not in MEMBER or each.worker in state.group, "a member outside the group"
-        forms = state.phase is Phase.FORMING and not all(self._formed(worker) for worker in state.group)
-        assert (state.form_until is not None) == forms, "forming without a bound"
-        placed = sum(each.stage not in (Stage.GONE, Stage.PLACING) for each in state.workers.values())
-        is_placing = state.phase is Phase.WAITING and state.generation == 0 and placed < self.limits.min_workers
-        assert state.place_until is not None or not is_placing or self._had_placed(), "placing without a bound"
-        bounded = state.phase in (Phase.PARKING, Phase.ABORTING, Phase.STOPPING)
-        assert (state.leave_until is not None) == bounded, "leaving without a bound"
-
-    def _had_placed(self) -> bool:
-        return any(each.deaths for each in self.state.workers.values())
+        laws.check(self.state, self.limits)
 
     # ---- what each event changes
 
@@ -428,9 +407,6 @@ class Machine:
     def _formed(self, worker: Worker) -> bool:
         each = self._of(worker)
         return each is not None and each.formed
-
-    def _was_lost(self, worker: Worker) -> bool:
-        return self.state.workers[worker.worker_id].worker.incarnation > worker.incarnation
 
     def _all_done(self) -> bool:
         living = [stage for stage in map(self._stage, self.state.group) if stage is not Stage.GONE]

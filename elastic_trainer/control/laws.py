@@ -1,0 +1,41 @@
+"""What must hold of the machine's state after every event, whatever came before.
+
+Pure. A broken law is a defect of ours, never of a user or a cluster; hence assertions.
+"""
+
+from __future__ import annotations
+
+from elastic_trainer.control.state import ENDED, IN_GENERATION, MEMBER, Limits, Phase, Stage, State
+
+
+def check(state: State, limits: Limits) -> None:
+    """Raise `AssertionError` when a law is broken."""
+    _check_group(state, limits)
+    _check_bounds(state, limits)
+    for worker_id, each in state.workers.items():
+        assert each.worker.worker_id == worker_id
+        assert each.stage not in MEMBER or each.worker in state.group, "a member outside the group"
+
+
+def _check_group(state: State, limits: Limits) -> None:
+    assert len(set(state.group)) == len(state.group), "a worker has two ranks"
+    assert len(state.group) <= limits.max_workers, "more ranks than allowed"
+    assert state.phase in IN_GENERATION or state.phase in ENDED or not state.group, "a group without a generation"
+    if state.phase is Phase.RUNNING:
+        present = [each for each in state.workers.values() if each.worker in state.group]
+        assert all(each.stage in (Stage.TRAINING, Stage.DONE) for each in present), "running with a member missing"
+        assert len(present) == len(state.group) >= limits.min_workers, "running below the minimum"
+
+
+def _check_bounds(state: State, limits: Limits) -> None:
+    """Whatever is waited for has a bound."""
+    unformed = [each for each in state.workers.values() if each.worker in state.group and not each.formed]
+    missing = len(state.group) - sum(each.worker in state.group for each in state.workers.values())
+    is_forming = state.phase is Phase.FORMING and (len(unformed) > 0 or missing > 0)
+    assert (state.form_until is not None) == is_forming, "forming without a bound"
+    is_leaving = state.phase in (Phase.PARKING, Phase.ABORTING, Phase.STOPPING)
+    assert (state.leave_until is not None) == is_leaving, "leaving without a bound"
+    placed = sum(each.stage not in (Stage.GONE, Stage.PLACING) for each in state.workers.values())
+    had_all = any(each.deaths for each in state.workers.values())
+    if state.phase is Phase.WAITING and state.generation == 0 and placed < limits.min_workers:
+        assert state.place_until is not None or had_all, "placing without a bound"
