@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from elastic_trainer.data.prepare import prepare
+from tests.rotation import TODAY
 
 
 def make_dataset(folder: Path, rows: int, *, seed: int = 0) -> str:
@@ -36,4 +36,4 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def seed_of_the_day() -> int:
     """Rotates, so that the suite runs another part of the full counts each day; printed with a failure."""
-    return int(time.time() // 86400)
+    return TODAY

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.rayrun import CommandRun, job_config
+from tests.rotation import rotating
 
 Start = Callable[..., CommandRun]
 
@@ -52,22 +53,11 @@ def fields_for(phase: str) -> dict[str, Any]:
     return {}
 
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+STOPS = [(phase, signum) for signum in (signal.SIGINT, signal.SIGTERM) for phase in PHASES]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, start: Start, seed_of_the_day: int) -> None:
-    check_stop(phase, SIGNALS[(seed_of_the_day + PHASES.index(phase)) % 2], start)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_each_stop_signal_in_each_phase(phase: str, signum: signal.Signals, start: Start) -> None:
-    check_stop(phase, signum, start)
-
-
-def check_stop(phase: str, signum: signal.Signals, start: Start) -> None:
+@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 3))
+def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.Signals, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
 
@@ -94,7 +84,7 @@ def test_a_second_signal_does_not_wait_for_the_step(start: Start) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", rotating(PHASES, 2))
 def test_a_killed_driver_takes_its_cluster_along(phase: str, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -104,7 +94,7 @@ def test_a_killed_driver_takes_its_cluster_along(phase: str, start: Start) -> No
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", ["starting", "running", "rebuilding", "evaluating"])
+@pytest.mark.parametrize("phase", rotating(PHASES[1:], 2))
 def test_a_killed_controller_ends_the_run_and_says_so(phase: str, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from jobs.digits.data import prepare_digits
 from jobs.digits.plain import train_plainly
 from tests.rayrun import CommandRun
+from tests.rotation import rotating
 
 Start = Callable[..., CommandRun]
 
@@ -71,7 +71,10 @@ def test_the_job_reaches_the_accuracy_of_a_plain_loop(digits: Path, tmp_path: Pa
     assert "180 steps: samples: 17244 trained, 0 missing, 0 repeated" in audit.output
 
 
-@pytest.mark.parametrize("moment", ["data/digits", "gcs_server", "ray::WorkerActor", "generation 1", "killing worker"])
+MOMENTS = ["data/digits", "gcs_server", "ray::WorkerActor", "generation 1", "killing worker"]
+
+
+@pytest.mark.parametrize("moment", rotating(MOMENTS, 2))
 def test_ctrl_c_at_any_moment_of_the_demonstration_leaves_nothing(
     moment: str, digits: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -86,4 +89,3 @@ def test_ctrl_c_at_any_moment_of_the_demonstration_leaves_nothing(
 
     assert run.end() in (130, 1), run.output
     run.assert_nothing_left()
-    assert sys.executable
