@@ -92,7 +92,7 @@ def test_what_cannot_be_registered_is_told() -> None:
     with pytest.raises(TaskError, match=r"run.register\(number=...\) got a int"):
         RegisteredState({"number": 3})  # type: ignore[dict-item]
     odd = Odd(1)
-    odd.state["function"] = print
+    odd.state["function"] = len
     with pytest.raises(TaskError, match=r"state\.odd\.function is a builtin_function_or_method"):
         transfer.share(RegisteredState({"odd": odd}).collect(), 0, backend())
 
