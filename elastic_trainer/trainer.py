@@ -91,6 +91,7 @@ class ElasticTrainer:
             task = _pickled(load)
             train, evaluation = self._indexes()
             resolve(self._config, train, evaluation, fits=1, fixed_shapes=fixed_shapes)
+            RunFolder.refuse_taken(self._config.storage, self._config.name)
             with self._running_cluster():
                 signals.renew()
                 fits = placement.workers_that_fit(self._config.scaling.resources_per_worker)

@@ -27,10 +27,7 @@ class RunFolder:
             RunFolderError: The name is taken, or the folder cannot be written.
         """
         folder = cls(Path(storage).expanduser() / name)
-        if folder.path.is_dir():
-            raise RunFolderError(
-                f"name = {name!r}: the run exists already in {folder.path}. Choose another name, or remove that folder."
-            )
+        cls.refuse_taken(storage, name)
         try:
             folder.path.mkdir(parents=True)
             folder.write_new("ledger/.probe", b"")
@@ -41,6 +38,19 @@ class RunFolder:
                 "Choose another storage, or mend its rights."
             ) from None
         return folder
+
+    @classmethod
+    def refuse_taken(cls, storage: str, name: str) -> None:
+        """Tell a name that is taken, before anything is started for it.
+
+        Raises:
+            RunFolderError: The run's folder exists.
+        """
+        path = cls(Path(storage).expanduser() / name).path
+        if path.is_dir():
+            raise RunFolderError(
+                f"name = {name!r}: the run exists already in {path}. Choose another name, or remove that folder."
+            )
 
     def discard(self) -> None:
         """Remove the folder of a run that never began."""
