@@ -29,9 +29,8 @@ class Token(NamedTuple):
 
 
 class RunStatus(StrEnum):
-    """How a run stands, or how it ended."""
+    """How a run ended."""
 
-    RUNNING = "running"
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
