@@ -5,7 +5,9 @@ ElasticTrainerError
 ├── DataError          a dataset folder or a source file: mend or prepare it again
 ├── TaskError          the user's task: cannot be imported, raised, or broke the loop's rules
 ├── ResourcesError     the cluster cannot hold what was asked: ask for less or give it more
-├── RunFolderError     the run's folder: choose another name or storage, or mend its rights
+├── StorageError       the store of runs: cannot be reached, refuses, or holds something damaged
+│   └── Damaged        a file of it is not what was written: the message names it
+├── Fenced             another controller has taken the run over: this one must stop
 ├── ClusterError       Ray did not start, or a part of ours in it died: see its logs
 └── RunFailed          the run ended for a reason that the summary tells
 
@@ -38,8 +40,16 @@ class ResourcesError(ElasticTrainerError):
     """The cluster does not have the resources that the workers ask for."""
 
 
-class RunFolderError(ElasticTrainerError):
-    """The run's folder exists already or cannot be written."""
+class StorageError(ElasticTrainerError):
+    """The store of runs cannot be reached, refuses a call, does not answer, or holds something damaged."""
+
+
+class Damaged(StorageError):
+    """A file in the store is missing, cut short, or not what was written."""
+
+
+class Fenced(ElasticTrainerError):
+    """Another controller has taken the run over; whoever meets this writes and orders nothing any more."""
 
 
 class ClusterError(ElasticTrainerError):

@@ -28,6 +28,30 @@ class Token(NamedTuple):
         return f"{self.term}-{self.generation}"
 
 
+NO_GENERATION = Token(0, 0)  # older than any
+
+
+class Stage(StrEnum):
+    """Where a worker stands."""
+
+    GONE = "gone"  # no process; a start is due at `start_at`
+    PLACING = "placing"
+    STARTING = "starting"
+    WARM = "warm"  # outside any group and able to form one: new, or left the last one
+    JOINING = "joining"
+    TRAINING = "training"
+    DONE = "done"  # finished the last step, still a member of its group
+    FAULTY = "faulty"  # its task raised; the process waits for an order
+
+
+class SavedStep(NamedTuple):
+    """A checkpoint that the run's log names: the state after `steps` done steps."""
+
+    steps: int
+    path: str  # of the manifest, in the run's folder
+    sha256: str  # of the manifest
+
+
 class RunStatus(StrEnum):
     """How a run ended."""
 

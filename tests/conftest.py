@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from elastic_trainer.data.prepare import prepare
 from tests.rotation import TODAY
+from tests.s3server import S3Server
 
 
 def make_dataset(folder: Path, rows: int, *, seed: int = 0) -> str:
@@ -37,3 +39,10 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> str:
 def seed_of_the_day() -> int:
     """Rotates, so that the suite runs another part of the full counts each day; printed with a failure."""
     return TODAY
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A real S3 server on loopback."""
+    with S3Server() as server:
+        yield server

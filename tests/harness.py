@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing as mp
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed as dist
 
+from elastic_trainer.checkpoint.committer import Committer
+from elastic_trainer.checkpoint.history import fold
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.control.machine import Machine
@@ -26,9 +31,11 @@ from elastic_trainer.data.batch_plan import BatchPlan
 from elastic_trainer.data.dataset import read_index
 from elastic_trainer.data.ledger import Audit, LedgerLine
 from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.errors import ElasticTrainerError
 from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, StepLine
+from elastic_trainer.storage.log import RunLog
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.vocabulary import Worker
+from elastic_trainer.vocabulary import SavedStep, Worker
 
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.harness_worker"])
@@ -55,6 +62,12 @@ def settings_for(
         "evaluate_every": None,
         "form_s": 20.0,
         "collective_s": 60.0,
+        "run_url": "",
+        "storage_options": {},
+        "storage_s": 10.0,
+        "save_every": None,
+        "save_every_s": None,
+        "save_s": 60.0,
     }
     return TrainSettings("test", plan, data, evaluation, steps, **{**defaults, **others})
 
@@ -73,6 +86,8 @@ class Outcome:
     generations: list[tuple[int, int]]  # (world size, resume step)
     pids: list[dict[int, int]]  # of each generation, by worker id
     line_tokens: dict[int, tuple[int, int]] = field(default_factory=dict)
+    saved: list[SavedStep] = field(default_factory=list)
+    folder: str = ""
 
 
 class Harness:
@@ -96,11 +111,20 @@ class Harness:
         restart_delay_s: float = 0.0,
     ) -> None:
         self._task = task
-        self._settings = settings
+        self._temporary = None if settings.run_url else tempfile.TemporaryDirectory(prefix="et-run-")
+        url = self._temporary.name if self._temporary else settings.run_url
+        self._settings = settings = dataclasses.replace(settings, run_url=url)
+        store = settings.open_store()
+        log = RunLog(store)
+        history = fold(log.read())
+        self.committer = Committer(store, log, history, history.term + 1)
+        self.committer.append("term", {"owner": "test", "config": {}, "code": ""})
+        self._disk = ThreadPoolExecutor(1)  # as the controller: one call at a time
         self._on_step = on_step
         self._on_event = on_event
         self._restart_delay_s = restart_delay_s
-        self.machine = Machine(limits or Limits(least, workers, place_s=60.0, form_s=20.0, leave_s=60.0))
+        limits = limits or Limits(least, workers, place_s=60.0, form_s=20.0, leave_s=60.0, save_s=60.0)
+        self.machine = Machine(limits, term=history.term)
         self._events: queue.Queue[e.Event] = queue.Queue()
         self._processes: dict[Worker, mp.process.BaseProcess] = {}
         self._pipes: dict[Worker, Connection] = {}
@@ -133,7 +157,7 @@ class Harness:
         """Until the run ends."""
         deadline = time.monotonic() + within_s
         try:
-            self._handle(e.RunBegan())
+            self._handle(e.RunBegan(saved=tuple(self.committer.history.saved)))
             while self._ended is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no end after {within_s} s: {self.machine.snapshot()}")
@@ -149,6 +173,9 @@ class Harness:
             for process in list(self._processes.values()):
                 process.kill()
                 process.join()
+            self._disk.shutdown()
+            if self._temporary is not None:
+                self._temporary.cleanup()
         ended = self._ended
         return Outcome(
             ended.status.value,
@@ -161,11 +188,15 @@ class Harness:
             self._generations,
             [self._joined[generation] for generation in sorted(self._joined)],
             {step: line.token for step, line in self._lines.items()},
+            list(self.committer.history.saved),
+            self._settings.run_url,
         )
 
     def _handle(self, event: e.Event) -> None:
         if self._on_event is not None:
             self._on_event(self, event)
+        if isinstance(event, e.PiecesWritten):
+            self.committer.take(event)
         if isinstance(event, e.GenerationJoined):
             joined = self._joined.setdefault(event.token.generation, {})
             if not joined:
@@ -189,8 +220,17 @@ class Harness:
                 self.put(e.StoreReady("127.0.0.1", self._store.port))
             case f.FormGeneration():
                 self._send(effect.ranks, effect)
-            case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration():
+            case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration() | f.SettleSave():
                 self._send(effect.workers, effect)
+            case f.WritePieces():
+                self._send(effect.writers, effect)
+            case f.CommitSave():
+                self._disk.submit(self._commit, effect)
+            case f.RecordResumption():
+                self._audit.go_back_to(effect.steps)
+                self._disk.submit(
+                    self.committer.append, "resumed", {"token": list(effect.token), "steps": effect.steps}
+                )
             case f.RunTaskAgain():
                 self._send((effect.worker,), effect)
             case f.KillWorker():
@@ -199,6 +239,16 @@ class Harness:
                 self._ended = effect
             case f.Tell():
                 pass
+
+    def _commit(self, effect: f.CommitSave) -> None:
+        try:
+            saved = self.committer.commit(
+                effect.steps, effect.token, effect.attempt, lambda: {"audit": {}, "evaluation": {}, "ledger": []}
+            )
+        except ElasticTrainerError as error:
+            self.put(e.SaveFailed(effect.token, effect.steps, str(error)))
+        else:
+            self.put(e.StepSaved(effect.token, saved))
 
     def _send(self, workers: tuple[Worker, ...], order: f.Order) -> None:
         for worker in workers:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_trainer.vocabulary import RunStatus, Token, Worker
+from elastic_trainer.vocabulary import RunStatus, SavedStep, Token, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class KillWorker:
 class FormGeneration:
     """Form a process group of `ranks` (rank r is the r-th) and go on from the most advanced member's state.
 
-    Only a fresh generation may begin where no member has state: with what rank 0 has built.
+    Where no member has state they restore it from the first of `sources` that verifies. Only a fresh generation may
+    begin without either: with what rank 0 has built, or with the state that `start_from` holds.
     """
 
     token: Token
@@ -38,6 +39,7 @@ class FormGeneration:
     store: tuple[str, int]
     is_fresh: bool
     reason: str
+    sources: tuple[SavedStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,46 @@ class RunTaskAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class WritePieces:
+    """Divide a save anew: each of `writers` that has a copy writes its part under this attempt."""
+
+    steps: int
+    token: Token
+    attempt: int
+    writers: tuple[Worker, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSave:
+    """Write the manifest of a save and make it part of the history."""
+
+    steps: int
+    token: Token
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSave:
+    """Copies of this step, and of any before, are no longer needed: it is saved, or given up."""
+
+    steps: int
+    token: Token
+    workers: tuple[Worker, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordResumption:
+    """The run went back to a saved step: lines of `steps` and later with an older token are void."""
+
+    token: Token
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartStore:
     """Start a rendezvous store outside any rank."""
 
@@ -105,8 +147,21 @@ Effect = (
     | ParkGeneration
     | StopGeneration
     | RunTaskAgain
+    | WritePieces
+    | CommitSave
+    | SettleSave
+    | RecordResumption
     | StartStore
     | Tell
     | EndRun
 )
-Order = FormGeneration | AbortGeneration | ParkGeneration | StopGeneration | RunTaskAgain | EndRun
+Order = (
+    FormGeneration
+    | AbortGeneration
+    | ParkGeneration
+    | StopGeneration
+    | RunTaskAgain
+    | WritePieces
+    | SettleSave
+    | EndRun
+)

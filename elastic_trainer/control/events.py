@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic_trainer.vocabulary import Token, Worker
+from elastic_trainer.vocabulary import NO_GENERATION, SavedStep, Stage, Token, Worker
 
 
 class Left(StrEnum):
@@ -18,6 +18,7 @@ class Left(StrEnum):
     ORDERED = "ordered"
     PARKED = "parked"
     STOPPED = "stopped"
+    NOT_RESTORED = "not restored"
 
 
 class TaskPhase(StrEnum):
@@ -134,6 +135,54 @@ class WorkerFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveBegan:
+    """A worker has copied its state after `steps` done steps and is writing its part of it."""
+
+    worker: Worker
+    token: Token
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesWritten:
+    """A worker has written its part of a save; `content` (JSON) goes into the manifest and means nothing here."""
+
+    worker: Worker
+    token: Token
+    steps: int
+    attempt: int
+    content: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesFailed:
+    """A worker could not write its part of a save."""
+
+    worker: Worker
+    token: Token
+    steps: int
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepSaved:
+    """A save stands in the log."""
+
+    token: Token
+    saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A save whose parts were all written could not be made to stand."""
+
+    token: Token
+    steps: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreReady:
     """The rendezvous store listens."""
 
@@ -157,10 +206,38 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker of an earlier term that lives, as it says itself; with stage `gone`, one of which only the name is left.
+
+    `token` and `rank` are those of the last generation that it was ordered to form.
+    """
+
+    worker: Worker
+    stage: Stage
+    attempt: int = 0
+    holds: int | None = None
+    token: Token = NO_GENERATION
+    rank: int = 0
+    is_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunBegan:
-    """The first event of a term; `capacity` says in words what was asked and what the cluster has."""
+    """The first event of a term: what it has.
+
+    Attributes:
+        capacity: In words what was asked and what the cluster has.
+        generation: The highest of the run that is known.
+        saved: What can be restored, oldest first.
+        found: Workers of an earlier term.
+        has_store: A rendezvous store of an earlier term lives; its address follows.
+    """
 
     capacity: str = ""
+    generation: int = 0
+    saved: tuple[SavedStep, ...] = ()
+    found: tuple[FoundWorker, ...] = ()
+    has_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +256,11 @@ Event = (
     | StepsDone
     | TaskFailed
     | WorkerFinished
+    | SaveBegan
+    | PiecesWritten
+    | PiecesFailed
+    | StepSaved
+    | SaveFailed
     | StoreReady
     | StoreLost
     | StopRequested

@@ -12,28 +12,19 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from elastic_trainer.control import events as e
-from elastic_trainer.control import laws, quorum, ranks, recovery
+from elastic_trainer.control import laws, membership, quorum, recovery, rules, saving
 from elastic_trainer.control.effects import (
-    AbortGeneration,
     Effect,
-    EndRun,
-    FormGeneration,
     KillWorker,
     ParkGeneration,
-    RunTaskAgain,
+    RecordResumption,
+    SettleSave,
     StartStore,
-    StartWorker,
-    StopGeneration,
     Tell,
 )
-from elastic_trainer.control.state import ENDED, MEMBER, Limits, Phase, Stage, State, WorkerState
-from elastic_trainer.vocabulary import RunStatus, Worker
-
-_END_PHASE = {
-    RunStatus.FINISHED: Phase.FINISHED,
-    RunStatus.STOPPED: Phase.STOPPED,
-    RunStatus.FAILED: Phase.FAILED,
-}
+from elastic_trainer.control.membership import end, fault
+from elastic_trainer.control.state import ENDED, MEMBER, Limits, Phase, State, WorkerState
+from elastic_trainer.vocabulary import NO_GENERATION, RunStatus, Stage, Token, Worker
 
 
 class Machine:
@@ -61,14 +52,24 @@ class Machine:
             effects.extend(more)
         return effects
 
+    def _next(self, now: float) -> list[Effect] | None:
+        for rule in rules.RULES:
+            effects = rule(self.state, self.limits, now)
+            if effects is not None:
+                return effects
+        return None
+
     def next_deadline(self) -> float | None:
         """When `TimePassed` must be handled at the latest; None when only another event can change anything."""
         state = self.state
         if state.phase in ENDED:
             return None
         gone = [each.start_at for each in state.workers.values() if each.stage is Stage.GONE]
-        times: list[float | None] = [] if state.phase is Phase.STOPPING else [*gone]
-        times += [state.place_until, state.form_until, state.leave_until]
+        is_stopping = state.phase is Phase.STOPPING or state.stop_by
+        times: list[float | None] = [] if is_stopping else [*gone]
+        times += [state.place_until, state.form_until, state.leave_until, state.stop_until]
+        if state.save is not None and (state.is_ending or not state.save.is_committing):
+            times.append(state.save.until)
         times += [s.start_at for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at > self._now]
         if state.phase is Phase.WAITING:
             # once past, these no longer hold anything up, and what does has a deadline of its own or is an event
@@ -95,7 +96,7 @@ class Machine:
                 if (each := self._member(event.worker, event.token)) is not None:
                     each.formed = True
             case e.GenerationJoined():
-                self._joined(event)
+                return self._joined(event)
             case e.GroupLeft():
                 return self._left(event, now)
             case e.StepsDone():
@@ -106,6 +107,14 @@ class Machine:
             case e.WorkerFinished():
                 if (each := self._member(event.worker, event.token)) is not None:
                     each.stage = Stage.DONE
+            case e.SaveBegan():
+                return saving.began(self.state, self.limits, event, now)
+            case e.PiecesWritten():
+                saving.written(self.state, event)
+            case e.PiecesFailed() | e.SaveFailed():
+                return saving.failed(self.state, self.limits, event)
+            case e.StepSaved():
+                return saving.stands(self.state, event)
             case e.StoreReady():
                 self.state.store = (event.host, event.port)
             case e.StoreLost():
@@ -120,13 +129,46 @@ class Machine:
         return []
 
     def _begin(self, event: e.RunBegan, now: float) -> list[Effect]:
-        if self.state.workers:
+        state = self.state
+        if state.workers:
             return []
-        self.state.capacity = event.capacity
-        self.state.place_until = now + self.limits.place_s
+        state.capacity, state.generation, state.saved = event.capacity, event.generation, list(event.saved)
+        state.done = max((each.steps for each in event.saved), default=0)
+        if event.saved:
+            state.why = f"resumes after step {event.saved[-1].steps}"
         for worker_id in range(self.limits.max_workers):
-            self.state.workers[worker_id] = WorkerState(Worker(worker_id, -1), start_at=now)
-        return [StartStore("first start")]
+            state.workers[worker_id] = WorkerState(Worker(worker_id, -1), start_at=now)
+        effects = self._take_over(event.found, now)
+        if not state.has_begun:
+            state.place_until = now + self.limits.place_s
+        return effects if event.has_store else [StartStore("first start"), *effects]
+
+    def _take_over(self, found: tuple[e.FoundWorker, ...], now: float) -> list[Effect]:
+        """Workers of an earlier term go on: they park at their next step boundary and form this term's generation."""
+        state = self.state
+        token = max((each.token for each in found if each.stage in MEMBER), default=NO_GENERATION)
+        old = [each.worker for each in found if each.stage in MEMBER and each.token < token]
+        for each in found:
+            stage = Stage.STARTING if each.worker in old else each.stage
+            state.workers[each.worker.worker_id] = WorkerState(
+                each.worker, stage, each.attempt, each.holds, start_at=now, has_trained=each.token > NO_GENERATION
+            )
+            state.done = max(state.done, each.holds or 0)
+        state.generation = max([state.generation, *(each.token.generation for each in found)])
+        living = tuple(each.worker for each in found if each.stage is not Stage.GONE)
+        effects: list[Effect] = [KillWorker(worker, f"is not in generation {token}") for worker in old]
+        if living:
+            state.has_begun = True
+            state.why = f"term {state.term} takes over"
+            effects.append(SettleSave(0, Token(state.term, 0), living, "what was being saved is given up"))
+        group = sorted((each.rank, each.worker) for each in found if each.stage in MEMBER and each.token == token)
+        if group:
+            state.token, state.group = token, [worker for _, worker in group]
+            state.phase, state.leave_until = Phase.PARKING, now + self.limits.leave_s
+            effects.append(ParkGeneration(token, tuple(state.group), state.why))
+        if any(each.is_stopping for each in found):
+            state.stop_by = "an earlier request"
+        return effects
 
     def _warm(self, event: e.WorkerWarm, now: float) -> None:
         each = self._of(event.worker)
@@ -149,21 +191,27 @@ class Machine:
         if event.out_of_memory:
             tries = recovery.record_try(self.state, recovery.OUT_OF_MEMORY, f"death of {event.worker}")
             if tries >= self.limits.tries:
-                return self._end(
+                return end(
+                    self.state,
                     RunStatus.FAILED,
                     f"memory ran out {tries} times without a step done in between; last: {why}. "
                     "Use a smaller micro_batch, fewer workers a machine, or machines with more memory.",
                 )
         if was_member:
-            return self._fault(why, now)
+            return fault(self.state, self.limits, why, now)
         return [Tell(f"{why}; starting another in {delay:.0f} s" if delay else f"{why}; starting another")]
 
-    def _joined(self, event: e.GenerationJoined) -> None:
-        each = self._member(event.worker, event.token)
+    def _joined(self, event: e.GenerationJoined) -> list[Effect]:
+        each, state = self._member(event.worker, event.token), self.state
         if each is None or each.stage is not Stage.JOINING:
-            return
-        each.stage, each.formed, each.holds = Stage.TRAINING, True, event.steps
-        self.state.done = max(self.state.done, event.steps)
+            return []
+        each.stage, each.formed, each.holds, each.has_trained = Stage.TRAINING, True, event.steps, True
+        state.done = max(state.done, event.steps)
+        if not state.goes_back:
+            return []
+        state.goes_back = False
+        saving.forget_beyond(state, event.steps)
+        return [RecordResumption(state.token, event.steps, f"the run goes on after step {event.steps}")]
 
     def _left(self, event: e.GroupLeft, now: float) -> list[Effect]:
         each = self._member(event.worker, event.token)
@@ -173,10 +221,27 @@ class Machine:
         each.holds = event.holds
         if event.holds is not None:
             self._progress(event.worker, event.holds)
+        if event.cause is e.Left.NOT_RESTORED:
+            return self._not_restored(event, now)
         if event.cause is e.Left.COLLECTIVE_FAILED:
             self.state.failed_forms += self.state.phase is Phase.FORMING
-            return self._fault(f"{event.worker} met a failed collective: {event.detail}", now, is_symptom=True)
+            why = f"{event.worker} met a failed collective: {event.detail}"
+            return fault(self.state, self.limits, why, now, is_symptom=True)
         return []
+
+    def _not_restored(self, event: e.GroupLeft, now: float) -> list[Effect]:
+        tries = recovery.record_try(self.state, recovery.RESTORE, f"generation {event.token}")
+        if tries < self.limits.tries:
+            why = (
+                f"{event.worker} could not restore any saved step (try {tries} of {self.limits.tries}): {event.detail}"
+            )
+            return fault(self.state, self.limits, why, now)
+        return end(
+            self.state,
+            RunStatus.FAILED,
+            f"no saved step can be restored, and the run does not start over by itself: {event.detail}. Mend the "
+            "storage and run the name again, or start under another name.",
+        )
 
     def _progress(self, worker: Worker, steps: int) -> None:
         if (each := self._of(worker)) is not None and each.holds is not None:
@@ -203,18 +268,20 @@ class Machine:
         where = self._where(event)
         self.state.first_failure = self.state.first_failure or f"{where}:\n{event.failure.text}"
         if tries >= self.limits.tries:
-            return self._end(
+            return end(
+                self.state,
                 RunStatus.FAILED,
                 f"the task raised the same exception {tries} times without a step done in between, last on {where}. "
                 f"First on {self.state.first_failure}",
             )
         if recovery.failed_everywhere_at_first(self.state):
-            return self._end(
+            return end(
+                self.state,
                 RunStatus.FAILED,
                 f"the task raised on every worker at first start. First on {self.state.first_failure}",
             )
         why = f"{event.failure.kind} in the task on {where} (try {tries} of {self.limits.tries})"
-        return self._fault(why, now) if was_member else [Tell(why)]
+        return fault(self.state, self.limits, why, now) if was_member else [Tell(why)]
 
     def _where(self, event: e.TaskFailed) -> str:
         if event.token is None or event.worker not in self.state.group:
@@ -223,191 +290,45 @@ class Machine:
         return f"rank {rank} (worker {event.worker}) at step {event.steps} ({event.failure.phase.value})"
 
     def _stop(self, event: e.StopRequested, now: float) -> list[Effect]:
-        why = f"stopped by {event.by}"
-        if event.at_once or self.state.phase not in (Phase.RUNNING, Phase.PARKING, Phase.STOPPING):
-            return self._end(RunStatus.STOPPED, why)
-        if self.state.phase is Phase.STOPPING:
-            return []
-        self.state.phase, self.state.why = Phase.STOPPING, why
-        self.state.leave_until = now + self.limits.leave_s
-        return [StopGeneration(self.state.token, tuple(self.state.group), why)]
-
-    def _time_passed(self, now: float) -> list[Effect]:
         state = self.state
-        if state.form_until is not None and now >= state.form_until:
-            late = [w for w in state.group if not self._formed(w)]
-            names = ", ".join(map(str, late))
-            kills: list[Effect] = [
-                KillWorker(w, f"did not form generation {state.generation} within {self.limits.form_s:g} s")
-                for w in late
-            ]
-            fault = f"generation {state.generation} was not formed in {self.limits.form_s:g} s by {names}"
-            state.failed_forms += 1
-            return kills + self._fault(fault, now)
-        if state.leave_until is not None and now >= state.leave_until:
-            if state.phase is Phase.STOPPING:
-                return self._end(RunStatus.STOPPED, f"{state.why}; the step did not end in {self.limits.leave_s:g} s")
-            state.leave_until = now + self.limits.leave_s
-            if state.phase is Phase.PARKING:
-                return []  # a long step or evaluation; nobody is late who goes on training
-            late = [w for w in state.group if self._stage(w) in MEMBER]
-            return [KillWorker(w, f"did not leave its group within {self.limits.leave_s:g} s") for w in late]
+        if event.at_once or not state.has_begun:
+            return end(state, RunStatus.STOPPED, f"stopped by {event.by}")
+        if not state.stop_by:
+            state.stop_by, state.stop_until = event.by, now + self.limits.leave_s + self.limits.save_s
         return []
 
-    # ---- what the present state calls for, one thing at a time, until nothing is left to do
-
-    def _next(self, now: float) -> list[Effect] | None:
-        for rule in (self._end_placing, self._settle, self._run_again, self._form, self._park, self._start_due):
-            effects = rule(now)
-            if effects is not None:
-                return effects
-        return None
-
-    def _start_due(self, now: float) -> list[Effect] | None:
-        if self.state.phase is Phase.STOPPING:
-            return None
-        due = [s for s in self.state.workers.values() if s.stage is Stage.GONE and s.start_at <= now]
-        for each in due:
-            each.worker = Worker(each.worker.worker_id, each.worker.incarnation + 1)
-            each.stage, each.attempt, each.holds = Stage.PLACING, 0, None
-        reason = "first start" if self.state.generation == 0 else "replaces a lost worker"
-        return [StartWorker(each.worker, reason) for each in due] or None
-
-    def _end_placing(self, now: float) -> list[Effect] | None:
-        if self.state.place_until is None:
-            return None
-        placed = sum(s.stage not in (Stage.GONE, Stage.PLACING) for s in self.state.workers.values())
-        if placed >= self.limits.min_workers:
-            self.state.place_until = None
-            return []
-        if now < self.state.place_until:
-            return None
-        return self._end(
-            RunStatus.FAILED,
-            f"only {placed} of at least {self.limits.min_workers} workers found their resources within "
-            f"{self.limits.place_s:g} s; {self.state.capacity}",
-        )
-
-    def _settle(self, now: float) -> list[Effect] | None:
-        """Ends a phase whose last report has come."""
-        state = self.state
-        stages = [self._stage(worker) for worker in state.group]
-        match state.phase:
-            case Phase.FORMING | Phase.RUNNING | Phase.PARKING | Phase.STOPPING if self._all_done():
-                return self._end(RunStatus.FINISHED, "every worker has done the last step")
-            case Phase.FORMING if all(stage in (Stage.TRAINING, Stage.DONE) for stage in stages):
-                state.phase, state.form_until, state.failed_forms = Phase.RUNNING, None, 0
-                return []
-            case Phase.FORMING if state.form_until is not None and all(self._formed(w) for w in state.group):
-                state.form_until = None  # how long the state takes to arrive depends on its size
-                return []
-            case Phase.STOPPING if not any(stage in MEMBER for stage in stages):
-                return self._end(RunStatus.STOPPED, state.why)
-            case Phase.PARKING | Phase.ABORTING if not any(stage in MEMBER for stage in stages):
-                state.phase, state.leave_until = Phase.WAITING, None
-                state.last_group, state.group = state.group, []
-                return []
-        return None
-
-    def _run_again(self, now: float) -> list[Effect] | None:
-        state = self.state
-        stages = [each.stage for each in state.workers.values()]
-        if state.phase not in (Phase.WAITING, Phase.RUNNING) or now < state.quiet_until:
-            return None
-        if state.generation == 0 and Stage.STARTING in stages:
-            return None  # at first start it matters whether the others meet the same exception
-        faulty = [s for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at <= now]
-        for each in faulty:
-            each.stage, each.attempt = Stage.STARTING, each.attempt + 1
-        return [RunTaskAgain(each.worker, "the task raised; trying again") for each in faulty] or None
-
-    def _form(self, now: float) -> list[Effect] | None:
-        state = self.state
-        if state.phase is not Phase.WAITING:
-            return None
-        if quorum.state_is_lost(state):
-            first = f" First on {state.first_failure}" if state.first_failure else ""
-            return self._end(
-                RunStatus.FAILED,
-                f"{state.why}. No worker with complete state is left, so the {state.done} done steps cannot be "
-                f"continued. Start the run anew under another name.{first}",
-            )
-        missing = quorum.waits_for(state, self.limits, now)
-        if missing is not None:
-            if missing.kind == state.told or missing.kind == "quiet":
-                return None
-            state.told = missing.kind
-            return [Tell(missing.reason)]
-        state.told = ""
-        state.why_is_symptom = False
-        state.generation += 1
-        state.group = list(ranks.assign(state.last_group, quorum.ready_workers(state), self.limits.max_workers))
-        for worker in state.group:
-            state.workers[worker.worker_id].stage = Stage.JOINING
-        state.phase = Phase.FORMING
-        state.form_until = now + self.limits.form_s
-        assert state.store is not None
-        is_fresh = quorum.most_advanced(state) is None
-        return [FormGeneration(state.token, tuple(state.group), state.store, is_fresh, state.why)]
-
-    def _park(self, now: float) -> list[Effect] | None:
-        state = self.state
-        room = self.limits.max_workers - len(state.group)
-        newcomers = quorum.ready_workers(state)[: max(0, room)]
-        if state.phase is not Phase.RUNNING or not newcomers:
-            return None
-        state.why = f"{', '.join(map(str, newcomers))} joins"
-        state.phase, state.leave_until = Phase.PARKING, now + self.limits.leave_s
-        return [ParkGeneration(state.token, tuple(state.group), state.why)]
-
-    # ---- shared by several events
-
-    def _fault(self, why: str, now: float, *, is_symptom: bool = False) -> list[Effect]:
-        state = self.state
-        if state.phase in (Phase.WAITING, Phase.ABORTING):
-            if state.why_is_symptom and not is_symptom:  # a failed collective was noticed before what made it fail
-                state.why, state.why_is_symptom = why, False
-            return [] if is_symptom else [Tell(why)]
-        if self._all_done():
-            return []  # nothing is missing from the run any more
-        members = tuple(worker for worker in state.group if self._stage(worker) in MEMBER)
-        if state.phase is Phase.STOPPING:
-            return [AbortGeneration(state.token, members, why)] if members else []
-        # who neither forms nor leaves hangs where nothing takes long
-        bound = self.limits.form_s if state.phase is Phase.FORMING else self.limits.leave_s
-        state.phase, state.why, state.form_until = Phase.ABORTING, why, None
-        state.why_is_symptom = is_symptom
-        state.quiet_until = now + recovery.delay_before_forming(state.failed_forms, self.limits)
-        state.leave_until = now + bound
-        return [AbortGeneration(state.token, members, why)]
-
-    def _end(self, status: RunStatus, reason: str) -> list[Effect]:
-        state = self.state
-        state.phase = _END_PHASE[status]
-        state.form_until = state.leave_until = state.place_until = None
-        return [EndRun(status, reason)]
+    def _time_passed(self, now: float) -> list[Effect]:
+        state, limits = self.state, self.limits
+        if state.stop_until is not None and now >= state.stop_until:
+            return end(state, RunStatus.STOPPED, f"stopped by {state.stop_by}; the step did not end in time")
+        if effects := saving.time_passed(state, limits, now):
+            return effects
+        if state.form_until is not None and now >= state.form_until:
+            late = [w for w in state.group if not membership.has_formed(state, w)]
+            names = ", ".join(map(str, late))
+            kills: list[Effect] = [
+                KillWorker(w, f"did not form generation {state.generation} within {limits.form_s:g} s") for w in late
+            ]
+            why = f"generation {state.generation} was not formed in {limits.form_s:g} s by {names}"
+            state.failed_forms += 1
+            return kills + fault(state, limits, why, now)
+        if state.leave_until is not None and now >= state.leave_until:
+            if state.phase is Phase.STOPPING and membership.members(state):
+                return end(state, RunStatus.STOPPED, f"{state.why}; the step did not end in {limits.leave_s:g} s")
+            state.leave_until = now + limits.leave_s
+            if state.phase in (Phase.PARKING, Phase.STOPPING):
+                return []  # a long step or evaluation, or the save behind it; nobody is late who goes on training
+            late = list(membership.members(state))
+            return [KillWorker(w, f"did not leave its group within {limits.leave_s:g} s") for w in late]
+        return []
 
     def _of(self, worker: Worker) -> WorkerState | None:
-        each = self.state.workers.get(worker.worker_id)
-        return each if each is not None and each.worker == worker else None
+        return membership.of(self.state, worker)
 
     def _member(self, worker: Worker, token: object) -> WorkerState | None:
-        each = self._of(worker)
-        return each if each is not None and each.stage in MEMBER and token == self.state.token else None
+        return membership.member(self.state, worker, token)
 
     def _move(self, worker: Worker, before: Stage, after: Stage) -> None:
         each = self._of(worker)
         if each is not None and each.stage is before:
             each.stage = after
-
-    def _stage(self, worker: Worker) -> Stage:
-        each = self._of(worker)
-        return Stage.GONE if each is None else each.stage
-
-    def _formed(self, worker: Worker) -> bool:
-        each = self._of(worker)
-        return each is not None and each.formed
-
-    def _all_done(self) -> bool:
-        living = [stage for stage in map(self._stage, self.state.group) if stage is not Stage.GONE]
-        return len(living) > 0 and all(stage is Stage.DONE for stage in living)

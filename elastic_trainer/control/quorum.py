@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from elastic_trainer.control.state import Limits, Stage, State
-from elastic_trainer.vocabulary import Worker
+from elastic_trainer.control.state import Limits, State
+from elastic_trainer.vocabulary import Stage, Worker
 
 
 def ready_workers(state: State) -> list[Worker]:
@@ -19,11 +19,6 @@ def ready_workers(state: State) -> list[Worker]:
 def most_advanced(state: State) -> int | None:
     """The highest number of done steps in the state of any living worker; None when nobody has state."""
     return max((each.holds for each in state.workers.values() if each.holds is not None), default=None)
-
-
-def state_is_lost(state: State) -> bool:
-    """Whether steps were done and no living worker has complete state. Before the first step nothing is lost."""
-    return state.done > 0 and most_advanced(state) is None
 
 
 class Missing(NamedTuple):
@@ -43,9 +38,12 @@ def waits_for(state: State, limits: Limits, now: float) -> Missing | None:
     best = most_advanced(state)
     if best is not None and not any(state.workers[worker.worker_id].holds == best for worker in ready):
         return Missing("state", f"waiting for the worker that has done {best} steps")
+    unheard = [steps for _, steps in state.unknown if best is None or steps > best]
+    if unheard:
+        return Missing("save", f"waiting to hear from the store whether step {max(unheard)} is saved")
     if now < state.quiet_until:
         return Missing("quiet", "waiting for further reports of the same fault")
-    if state.generation == 0 and state.gather_until is not None and now < state.gather_until:
+    if not state.has_begun and state.gather_until is not None and now < state.gather_until:
         late = [each for each in state.workers.values() if each.stage in (Stage.STARTING, Stage.FAULTY)]
         if late:
             return Missing("start", "waiting for workers that are still starting")

@@ -7,9 +7,11 @@ signal back off and never do, unless the system says that memory ran out.
 from __future__ import annotations
 
 from elastic_trainer.control.events import TaskFailed
-from elastic_trainer.control.state import Limits, Stage, State, Tries
+from elastic_trainer.control.state import Limits, State, Tries
+from elastic_trainer.vocabulary import Stage
 
 OUT_OF_MEMORY = ("memory", "OutOfMemory", "kernel")
+RESTORE = ("restore", "NotRestored", "storage")
 
 
 def record_try(state: State, signature: tuple[str, str, str], round_name: str) -> int:

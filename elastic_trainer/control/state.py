@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elastic_trainer.vocabulary import Token, Worker
+from elastic_trainer.vocabulary import NO_GENERATION, SavedStep, Stage, Token, Worker
 
 
 class Phase(StrEnum):
@@ -30,19 +30,6 @@ ENDED = (Phase.FINISHED, Phase.STOPPED, Phase.FAILED)
 IN_GENERATION = (Phase.FORMING, Phase.RUNNING, Phase.PARKING, Phase.ABORTING, Phase.STOPPING)
 
 
-class Stage(StrEnum):
-    """Where a worker stands."""
-
-    GONE = "gone"  # no process; a start is due at `start_at`
-    PLACING = "placing"
-    STARTING = "starting"
-    WARM = "warm"  # outside any group and able to form one: new, or left the last one
-    JOINING = "joining"
-    TRAINING = "training"
-    DONE = "done"  # finished the last step, still a member of its group
-    FAULTY = "faulty"  # its task raised; the process waits for an order
-
-
 MEMBER = (Stage.JOINING, Stage.TRAINING, Stage.DONE)
 
 
@@ -58,6 +45,7 @@ class Limits:
     coalesce_s: float = 0.05  # detectors of one fault report within some 20 ms of each other on an idle machine
     gather_s: float = 30.0  # at first start the fast wait for the slow this long; who comes later joins at a boundary
     backoff_s: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+    save_s: float = 600.0  # from the first copy until a save stands
     tries: int = 3  # the same exception this often without progress is the task's, not the machine's
 
 
@@ -70,6 +58,7 @@ class WorkerState:
     attempt: int = 0
     holds: int | None = None
     formed: bool = False
+    has_trained: bool = False  # so its model is not what the task built
     deaths: int = 0  # in a row, without a step done in between
     start_at: float = 0.0  # when a process, or another try of the task in it, is due
 
@@ -84,12 +73,29 @@ class Tries:
 
 
 @dataclass
+class Save:
+    """The save in flight, one at a time."""
+
+    steps: int
+    token: Token
+    ranks: list[Worker]  # of the generation that copies
+    writers: list[Worker]  # by part, of the present attempt
+    attempt: int = 0
+    copies: list[Worker] = field(default_factory=list)
+    written: list[Worker] = field(default_factory=list)
+    failures: int = 0
+    is_committing: bool = False
+    until: float = 0.0
+
+
+@dataclass
 class State:
     """The whole memory of the machine."""
 
     term: int
     phase: Phase = Phase.WAITING
     generation: int = 0
+    token: Token = NO_GENERATION  # of the current or last generation, which may be one of an earlier term
     group: list[Worker] = field(default_factory=list)  # members of the current generation, by rank
     last_group: list[Worker] = field(default_factory=list)  # of the one before: survivors keep their order
     workers: dict[int, WorkerState] = field(default_factory=dict)
@@ -99,6 +105,15 @@ class State:
     why: str = "first start"  # of the change that is under way
     why_is_symptom: bool = False  # what made it necessary has not been reported yet
     quiet_until: float = 0.0
+    has_begun: bool = False  # a generation was formed in this term or taken over
+    goes_back: bool = False  # the generation that forms begins at a saved step, or anew
+    stop_by: str = ""  # who wants the run to end
+    stop_until: float | None = None
+    saved: list[SavedStep] = field(default_factory=list)  # what can be restored, oldest first
+    save: Save | None = None
+    unknown: list[tuple[Token, int]] = field(default_factory=list)  # saves of which the store has not been heard
+    settled: tuple[Token, int] | None = None  # the last save that was settled, token and steps
+    saves_failed: int = 0
     place_until: float | None = None
     gather_until: float | None = None
     form_until: float | None = None
@@ -109,9 +124,10 @@ class State:
     told: str = ""  # the kind of waiting that people know of
 
     @property
-    def token(self) -> Token:
-        """Of the current or last generation."""
-        return Token(self.term, self.generation)
+    def is_ending(self) -> bool:
+        """Whether a save that fails now is not followed by another."""
+        living = [each for each in self.workers.values() if each.worker in self.group and each.stage is not Stage.GONE]
+        return self.phase is Phase.STOPPING or (len(living) > 0 and all(each.stage is Stage.DONE for each in living))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -124,6 +140,12 @@ class State:
         values["phase"] = Phase(values["phase"])
         values["group"] = [Worker(*worker) for worker in values["group"]]
         values["last_group"] = [Worker(*worker) for worker in values["last_group"]]
+        values["token"] = Token(*values["token"])
+        values["saved"] = [SavedStep(*each) for each in values["saved"]]
+        values["save"] = None if values["save"] is None else _save_from(values["save"])
+        values["unknown"] = [(Token(*token), steps) for token, steps in values["unknown"]]
+        settled = values["settled"]
+        values["settled"] = None if settled is None else (Token(*settled[0]), settled[1])
         values["store"] = None if values["store"] is None else (values["store"][0], values["store"][1])
         values["workers"] = {
             int(worker_id): WorkerState(**{**w, "worker": Worker(*w["worker"]), "stage": Stage(w["stage"])})
@@ -131,3 +153,8 @@ class State:
         }
         values["tries"] = [Tries(**{**t, "signature": tuple(t["signature"])}) for t in values["tries"]]
         return cls(**values)
+
+
+def _save_from(found: dict[str, Any]) -> Save:
+    workers = {name: [Worker(*each) for each in found[name]] for name in ("ranks", "writers", "copies", "written")}
+    return Save(**{**found, **workers, "token": Token(*found["token"])})

@@ -74,6 +74,19 @@ class Audit:
             self._lines.pop(self.steps - 1 - REDONE_WITHIN, None)
         return True
 
+    def go_back_to(self, steps: int) -> None:
+        """The run goes on after `steps` done steps: lines of later ones are void and will come again."""
+        if steps >= self._last + 1:
+            return
+        self.steps_redone += self._last + 1 - steps
+        for step in range(steps, self._last + 1):
+            if (known := self._lines.pop(step, None)) is not None:
+                self.samples_trained -= known[1]
+            elif step < self.steps:  # so long ago that its line is forgotten
+                self.samples_trained -= self.order.samples_in(step)
+        self._bad = {step for step in self._bad if step < steps}
+        self.steps, self._last = min(self.steps, steps), steps - 1
+
     def bad_steps(self, up_to: int = 0) -> list[int]:
         """Steps whose line is missing or contradicts the arithmetic, of at least the first `up_to`."""
         missing = set(range(self.steps, max(self._last + 1, up_to))) - set(self._lines)

@@ -14,6 +14,7 @@ from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.randomness import seed_everything
 from elastic_trainer.training.run import NEVER_S, CarriedState, Run, RunEnded
+from elastic_trainer.training.saver import Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.task import TrainFunction, TrainTask
 from elastic_trainer.vocabulary import Worker
@@ -31,10 +32,11 @@ def work(
 ) -> None:
     """Run the task until the run ends; a task that raises is entered again in this process when ordered."""
     mailbox.on_abort(backend.abort)
+    saver = Saver(worker, settings, mailbox)
     carried: CarriedState | None = None
     attempt = 0
     while True:
-        run = Run(worker, settings, mailbox, backend, attempt=attempt, carried=carried)
+        run = Run(worker, settings, mailbox, backend, saver=saver, attempt=attempt, carried=carried)
         carried = None  # the run has it, and lets go of it once it is restored
         try:
             _enter(load, run)

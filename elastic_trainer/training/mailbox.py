@@ -17,7 +17,9 @@ from elastic_trainer.control.effects import (
     Order,
     ParkGeneration,
     RunTaskAgain,
+    SettleSave,
     StopGeneration,
+    WritePieces,
 )
 from elastic_trainer.control.events import Event
 from elastic_trainer.observability.lines import Line
@@ -36,6 +38,7 @@ class Mailbox:
         self.report = report
         self.record = record
         self._abort: Callable[[], None] = lambda: None
+        self._save: Callable[[WritePieces | SettleSave], None] = lambda order: None
         self._changed = threading.Condition()
         self._next: FormGeneration | RunTaskAgain | EndRun | None = None
         self._aborted = Token(0, 0)
@@ -46,6 +49,10 @@ class Mailbox:
     def on_abort(self, abort: Callable[[], None]) -> None:
         """Call `abort` whenever a generation has to be given up."""
         self._abort = abort
+
+    def on_save(self, save: Callable[[WritePieces | SettleSave], None]) -> None:
+        """Call `save` with every order about a save."""
+        self._save = save
 
     def put(self, order: Order) -> None:
         """Take an order; called from the control thread."""
@@ -63,9 +70,13 @@ class Mailbox:
                         self._next = order
                 case EndRun():
                     self._next = order
+                case WritePieces() | SettleSave():
+                    pass  # for the writer, below: it has a lock of its own
             self._changed.notify_all()
         if isinstance(order, AbortGeneration | EndRun):
             self._abort()
+        elif isinstance(order, WritePieces | SettleSave):
+            self._save(order)
 
     def take(self, timeout_s: float) -> FormGeneration | RunTaskAgain | EndRun | None:
         """The order to form, to run the task again or to end, waiting for it at most so long."""

@@ -1,6 +1,6 @@
 """The small vector that rides with every step's gradients: what all ranks must agree on, in one reduction.
 
-float64, shape (9,), summed over ranks. Whole numbers are exact in it: the digest goes as two 32-bit limbs, whose sums
+float64, shape (11,), summed over ranks. Whole numbers are exact in it: the digest goes as two 32-bit limbs, whose sums
 over 4,096 ranks stay below 2**44.
 """
 
@@ -27,19 +27,23 @@ class Rider:
     park: int
     stop: int
     changed_buffers: int
+    save: int  # ranks that find a save due
+    busy: int  # ranks whose copy of the last save is still needed
 
     def to_tensor(self) -> torch.Tensor:
-        """float64, shape (9,)."""
+        """float64, shape (11,)."""
         low, high = self.digest % LIMB, self.digest // LIMB
         values = [self.weight, self.loss_sum, self.steps, self.samples, low, high]
-        return torch.tensor([*values, self.park, self.stop, self.changed_buffers], dtype=torch.float64)
+        return torch.tensor(
+            [*values, self.park, self.stop, self.changed_buffers, self.save, self.busy], dtype=torch.float64
+        )
 
     @classmethod
     def from_tensor(cls, summed: torch.Tensor) -> Rider:
         """The sum over all ranks, of a tensor that was reduced."""
         weight, loss_sum, *counts = summed.tolist()
-        steps, samples, low, high, park, stop, changed = map(int, counts)
-        return cls(weight, loss_sum, steps, samples, (low + high * LIMB) % (1 << 64), park, stop, changed)
+        steps, samples, low, high, *flags = map(int, counts)
+        return cls(weight, loss_sum, steps, samples, (low + high * LIMB) % (1 << 64), *flags)
 
     def check_steps(self, step: int, world_size: int) -> None:
         """Every rank must have been in the same step; a sum that says otherwise means that state is wrong."""

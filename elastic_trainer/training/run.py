@@ -37,6 +37,7 @@ from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectEngine, Preprocess
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
+from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training import state as transfer
 from elastic_trainer.training.batches import Batch, Collate
 from elastic_trainer.training.buffers import LogicalBuffers
@@ -44,6 +45,7 @@ from elastic_trainer.training.evaluation import evaluate
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.reducer import Reducer
+from elastic_trainer.training.saver import Place, Saver, restore_from
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, Stateful
 from elastic_trainer.training.step import Step
@@ -53,6 +55,10 @@ Evaluate = Callable[[Batch], Mapping[str, tuple[Any, Any]]]
 NEVER_S = (
     3600.0  # one look at the mailbox; the wait as a whole is bounded by the controller's life, which the agent sees
 )
+
+
+class NotRestored(Exception):
+    """No member of a generation that begins at a saved step could restore one."""
 
 
 class RunEnded(BaseException):
@@ -85,6 +91,7 @@ class Run:
         mailbox: Mailbox,
         backend: ProcessGroupBackend,
         *,
+        saver: Saver,
         attempt: int = 0,
         carried: CarriedState | None = None,
     ) -> None:
@@ -92,6 +99,7 @@ class Run:
         self.settings = settings
         self.mailbox = mailbox
         self.backend = backend
+        self.saver = saver
         self.attempt = attempt
         self.phase = TaskPhase.BUILD
         self.rank = 0
@@ -159,6 +167,8 @@ class Run:
             try:
                 self._join(order)
                 yield from self._generation(evaluate, overlap)
+            except NotRestored as error:
+                self._leave(Left.NOT_RESTORED, str(error))
             except (StepAborted, CollectiveFailed) as error:
                 self._leave(Left.ORDERED if isinstance(error, StepAborted) else Left.COLLECTIVE_FAILED, str(error))
             except RuntimeError as error:
@@ -257,10 +267,24 @@ class Run:
         self._leaves = None
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
-        self._reconcile(order)
+        problems = self._restore(order)
+        self._reconcile(order, problems)
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
-    def _reconcile(self, order: FormGeneration) -> None:
+    def _restore(self, order: FormGeneration) -> list[str]:
+        """The member reads the newest saved state that verifies, if it has none so new; returns what did not."""
+        if not order.sources or (self.has_state and self.steps_done >= order.sources[0].steps):
+            return []
+        assert self._state is not None
+        self.has_state = False  # what is read goes straight into the tensors
+        manifest, problems = self.saver.restore(order.sources, self._state, self.raise_if_aborted)
+        for problem in problems:
+            self.note(f"cannot restore {problem}")
+        if manifest is not None:
+            self.steps_done, self.evaluated_at, self.has_state = manifest.steps, manifest.evaluated_at, True
+        return problems
+
+    def _reconcile(self, order: FormGeneration, problems: list[str]) -> None:
         """The most advanced member brings everybody else to its state."""
         assert self._state is not None
         mine = torch.tensor([self.steps_done if self.has_state else -1, self.evaluated_at], dtype=torch.int64)
@@ -269,8 +293,12 @@ class Run:
         steps = [int(each[0]) for each in gathered]
         newest = max(steps)
         if newest < 0 and not order.is_fresh:
-            raise CollectiveFailed("no member of the generation has state")
+            raise NotRestored("; ".join(problems) or "no member of the generation has state")
         source = steps.index(newest)
+        if newest < 0 and self.rank == source and self.settings.start_from is not None:
+            url, saved = self.settings.start_from
+            store = ObjectStore(url, self.settings.storage_options, timeout_s=self.settings.storage_s)
+            restore_from(store, saved, self._state, self.raise_if_aborted)
         if min(steps) < newest or newest < 0:
             is_behind = self.rank != source and (steps[self.rank] < newest or newest < 0)
             mine_to_share = self._state.collect() if self.rank == source else None
@@ -283,6 +311,7 @@ class Run:
         self.has_state = True
 
     def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
+        assert self._state is not None
         self._evaluate_if_due(evaluate_batch)
         while self.steps_done < self.settings.steps:
             self.raise_if_aborted()
@@ -290,10 +319,15 @@ class Run:
             yield step
             if not step.is_done:
                 self._give_up(step)
+            if self._leaves is Left.STOPPED:
+                self.saver.save_last(self._state, self._place(), self.raise_if_aborted)
+            elif self._leaves is None:
+                self._evaluate_if_due(evaluate_batch)
+            self.saver.save_if_agreed(self._state, self._place())
             if self._leaves is not None:
                 return self._leave(self._leaves, "")
-            self._evaluate_if_due(evaluate_batch)
         self.phase = TaskPhase.END
+        self.saver.save_last(self._state, self._place(), self.raise_if_aborted)
         self.mailbox.report(WorkerFinished(self.worker, self.token))
         # a member to the end: another rank may die in its last step and need this one's state
         self.mailbox.await_verdict(self.token)
@@ -326,6 +360,8 @@ class Run:
                 data_wait_s=step.data_wait_s,
             )
         )
+        if self.saver.agree(total) and self.rank == 0:
+            self.note(f"the save due after step {self.steps_done} waits for the one in flight")
         if total.stop:
             self._leaves = Left.STOPPED
         elif total.park and self.steps_done < self.settings.steps:
@@ -352,8 +388,18 @@ class Run:
         self._undo()
         self.backend.destroy()
         self.is_in_group = False
+        if self.has_state and cause is Left.ORDERED and self.mailbox.wants_stop(self.token):
+            self._save_on_the_way_out()
         holds = self.steps_done if self.has_state else None
         self.mailbox.report(GroupLeft(self.worker, self.token, cause, holds, detail))
+
+    def _save_on_the_way_out(self) -> None:
+        """An evaluation was given up because the run ends: the state stands at a step boundary."""
+        assert self._state is not None
+        self.saver.save_last(self._state, self._place(), lambda: None)
+
+    def _place(self) -> Place:
+        return Place(self.steps_done, self.token, self.evaluated_at, self.rank, self.world_size)
 
     def _undo(self) -> None:
         """Take back what an unfinished step changed."""

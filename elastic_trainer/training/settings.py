@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from elastic_trainer.data.batch_plan import BatchPlan
+from elastic_trainer.storage.object_store import ObjectStore
+from elastic_trainer.vocabulary import SavedStep
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,7 @@ class TrainSettings:
     """The fixed numbers of a run, the same for every worker and generation.
 
     `steps` counts optimizer steps of the whole run; `evaluate_every` is None when evaluation comes at the end only.
+    `run_url` is the run's folder in the store, `start_from` another run's folder and a saved step in it.
     """
 
     run_name: str
@@ -24,6 +29,13 @@ class TrainSettings:
     evaluate_every: int | None
     form_s: float
     collective_s: float
+    run_url: str
+    storage_options: Mapping[str, Any]
+    storage_s: float
+    save_every: int | None
+    save_every_s: float | None
+    save_s: float
+    start_from: tuple[str, SavedStep] | None = None
 
     def evaluation_is_due(self, steps_done: int) -> bool:
         """Whether the group evaluates after so many done steps: arithmetic, so that all ranks agree."""
@@ -31,3 +43,7 @@ class TrainSettings:
             return False
         every = self.evaluate_every
         return steps_done == self.steps or (every is not None and steps_done % every == 0)
+
+    def open_store(self) -> ObjectStore:
+        """The run's folder in the store, with a client of the calling process."""
+        return ObjectStore(self.run_url, self.storage_options, timeout_s=self.storage_s)

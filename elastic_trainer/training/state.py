@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -65,15 +66,24 @@ class RegisteredState:
                 "Every process must register the same names."
             )
         for name, part in self.parts.items():
-            if isinstance(part, torch.optim.Optimizer):
-                part.load_state_dict(_unnamed(part, state[name], self._names()))
-            elif isinstance(part, torch.nn.Module):
-                part.load_state_dict(state[name]["state"])
-                with torch.no_grad():
-                    for buffer, value in state[name]["other_buffers"].items():
-                        part.get_buffer(buffer).copy_(value)
-            else:
-                part.load_state_dict(state[name])
+            try:
+                self._load(part, state[name])
+            except (RuntimeError, KeyError, ValueError, AttributeError) as error:
+                raise TaskError(
+                    f"the run's state of {name!r} does not fit what the task builds now: {error}. Build the same model "
+                    "and optimizer as before, or start under another name."
+                ) from None
+
+    def _load(self, part: Stateful, state: dict[str, Any]) -> None:
+        if isinstance(part, torch.optim.Optimizer):
+            part.load_state_dict(_unnamed(part, state, self._names()))
+        elif isinstance(part, torch.nn.Module):
+            part.load_state_dict(state["state"])
+            with torch.no_grad():
+                for buffer, value in state["other_buffers"].items():
+                    part.get_buffer(buffer).copy_(value)
+        else:
+            part.load_state_dict(state)
 
     def _collect(self, part: Stateful) -> dict[str, Any]:
         if isinstance(part, torch.optim.Optimizer):
@@ -104,6 +114,31 @@ def copied(state: Any) -> Any:
     return state
 
 
+@dataclass(frozen=True)
+class Described:
+    """State as a description in JSON and the tensors in it, in its order, named by their path."""
+
+    description: JSON
+    names: list[str]
+    tensors: list[torch.Tensor]
+
+
+def describe(state: dict[str, Any]) -> Described:
+    """Take state apart; the tensors share its memory.
+
+    Raises:
+        TaskError: It holds something else than tensors and JSON.
+    """
+    named: list[tuple[str, torch.Tensor]] = []
+    description = _describe(state, named, "")
+    return Described(description, [name for name, _ in named], [tensor for _, tensor in named])
+
+
+def assemble(description: JSON, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Undoes `describe`."""
+    return cast(dict[str, Any], _rebuild(description, list(tensors)))
+
+
 def share(state: dict[str, Any] | None, source: int, backend: ProcessGroupBackend) -> dict[str, Any]:
     """Give every rank the state of rank `source`; all ranks call it, the others with None.
 
@@ -112,19 +147,19 @@ def share(state: dict[str, Any] | None, source: int, backend: ProcessGroupBacken
     Raises:
         RuntimeError, CollectiveFailed: A peer is gone.
     """
-    tensors: list[torch.Tensor] = []
-    description = b"" if state is None else json.dumps(_describe(state, tensors, "state")).encode()
+    described = None if state is None else describe(state)
+    description = b"" if described is None else json.dumps(described.description).encode()
     size = torch.tensor([len(description)], dtype=torch.int64)
     backend.broadcast(size, source).wait()
-    described = torch.empty(int(size), dtype=torch.uint8)
-    if state is not None:
-        described.copy_(torch.frombuffer(bytearray(description), dtype=torch.uint8))
-    backend.broadcast(described, source).wait()
-    if state is not None:
-        for chunk in _chunks(tensors):
+    message = torch.empty(int(size), dtype=torch.uint8)
+    if described is not None:
+        message.copy_(torch.frombuffer(bytearray(description), dtype=torch.uint8))
+    backend.broadcast(message, source).wait()
+    if state is not None and described is not None:
+        for chunk in _chunks(described.tensors):
             backend.broadcast(chunk, source).wait()
         return state
-    return _receive(json.loads(described.numpy().tobytes()), source, backend)
+    return _receive(json.loads(message.numpy().tobytes()), source, backend)
 
 
 def _receive(description: JSON, source: int, backend: ProcessGroupBackend) -> dict[str, Any]:
@@ -140,7 +175,7 @@ def _receive(description: JSON, source: int, backend: ProcessGroupBackend) -> di
             nbytes = tensor.numel() * tensor.element_size()
             tensors.append(chunk[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
             offset += _padded(tensor)
-    return cast(dict[str, Any], _rebuild(description, tensors))
+    return assemble(description, tensors)
 
 
 def _named(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str]) -> dict[str, Any]:
@@ -174,13 +209,13 @@ def _unnamed(
     return {"param_groups": groups, "state": {index[name]: copied(value) for name, value in named["state"].items()}}
 
 
-def _describe(value: Any, tensors: list[torch.Tensor], path: str) -> JSON:
+def _describe(value: Any, tensors: list[tuple[str, torch.Tensor]], path: str) -> JSON:
     """JSON of nested state; tensors are appended to `tensors` and stand for themselves by dtype and shape.
 
     A dict becomes pairs, because JSON knows only text as keys, and a tuple is told from a list.
     """
     if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
+        tensors.append((path.removeprefix("."), value.detach()))
         return {"tensor": {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}}
     if isinstance(value, Mapping):
         pairs: list[JSON] = [
@@ -193,8 +228,8 @@ def _describe(value: Any, tensors: list[torch.Tensor], path: str) -> JSON:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TaskError(
-        f"{path} is a {type(value).__name__}; state_dict() may hold tensors, numbers, text, None, dicts, lists and "
-        "tuples. Turn it into one of these."
+        f"state{path} is a {type(value).__name__}; state_dict() may hold tensors, numbers, text, None, dicts, lists "
+        "and tuples. Turn it into one of these."
     )
 
 

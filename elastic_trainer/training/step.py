@@ -163,6 +163,8 @@ class Step:
             int(run.mailbox.wants_park(run.token)),
             int(run.mailbox.wants_stop(run.token)),
             run.buffers.unagreed,
+            int(run.saver.is_due(self.number + 1)),
+            int(run.saver.is_busy),
         )
         self._rider_tensor = rider.to_tensor()
         self._rider_work = run.backend.all_reduce(self._rider_tensor)

@@ -74,9 +74,16 @@ def words_of(effect: f.Effect) -> str:
             what = str(effect.worker)
         case f.FormGeneration():
             fresh = " fresh" if effect.is_fresh else ""
-            what = f"{effect.token} ranks {' '.join(map(str, effect.ranks))}{fresh}"
+            sources = f" from {' '.join(str(each.steps) for each in effect.sources)}" if effect.sources else ""
+            what = f"{effect.token} ranks {' '.join(map(str, effect.ranks))}{fresh}{sources}"
         case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration():
             what = f"{effect.token} {' '.join(map(str, effect.workers))}"
+        case f.WritePieces() | f.CommitSave() | f.SettleSave():
+            workers = getattr(effect, "writers", getattr(effect, "workers", ()))
+            attempt = "" if isinstance(effect, f.SettleSave) else f" attempt={effect.attempt}"
+            what = f"step={effect.steps} {effect.token}{attempt} {' '.join(map(str, workers))}".rstrip()
+        case f.RecordResumption():
+            what = f"{effect.token} step={effect.steps}"
         case f.EndRun():
             what = effect.status.value
         case f.StartStore() | f.Tell():
@@ -140,14 +147,20 @@ def long_history(seed: int, steps: int) -> Pretence:
     return pretence
 
 
+def assert_ended_well(pretence: Pretence, seed: int) -> None:
+    if "no saved step can be restored" in pretence.reason:
+        return  # three times in a row, by chance
+    assert pretence.machine.state.phase is Phase.FINISHED, f"seed {seed}: {pretence.reason}"
+    assert pretence.highest == pretence.last_step, f"seed {seed}"
+
+
 @pytest.mark.parametrize("part", range(20))
 def test_random_histories_keep_the_laws_and_come_to_an_end(part: int, seed_of_the_day: int) -> None:
     for number in range(15):
         seed = (seed_of_the_day * 20 + part) * 15 + number
         pretence = long_history(seed, 60)
         assert pretence.machine.state.phase in ENDED, f"seed {seed} hangs: {pretence.machine.snapshot()}"
-        if not pretence.all_state_died:
-            assert pretence.machine.state.phase is Phase.FINISHED, f"seed {seed}: {pretence.reason}"
+        assert_ended_well(pretence, seed)
 
 
 @pytest.mark.soak
@@ -155,7 +168,7 @@ def test_many_random_histories() -> None:
     for seed in range(20_000):
         pretence = long_history(seed, 40)
         assert pretence.machine.state.phase in ENDED, f"seed {seed} hangs"
-        assert pretence.all_state_died or pretence.machine.state.phase is Phase.FINISHED, f"seed {seed}"
+        assert_ended_well(pretence, seed)
 
 
 def test_deaths_at_every_step_do_not_end_a_run() -> None:

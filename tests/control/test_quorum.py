@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_trainer.control.quorum import most_advanced, ready_workers, state_is_lost, waits_for
-from elastic_trainer.control.state import Limits, Stage, State, WorkerState
-from elastic_trainer.vocabulary import Worker
+from elastic_trainer.control.quorum import most_advanced, ready_workers, waits_for
+from elastic_trainer.control.state import Limits, State, WorkerState
+from elastic_trainer.vocabulary import Stage, Worker
 
 LIMITS = Limits(2, 3, place_s=1, form_s=1, leave_s=1)
 
@@ -13,7 +13,7 @@ STARTING = ((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None))
 
 
 def state_with(*stages: tuple[Stage, int | None], **fields: object) -> State:
-    state = State(term=1, store=("10.0.0.1", 1), generation=1)
+    state = State(term=1, store=("10.0.0.1", 1), generation=1, has_begun=True)
     state.workers = {i: WorkerState(Worker(i, 0), stage, holds=holds) for i, (stage, holds) in enumerate(stages)}
     for name, value in fields.items():
         setattr(state, name, value)
@@ -35,7 +35,9 @@ def test_warm_workers_are_ready() -> None:
         (state_with((Stage.WARM, 1), (Stage.WARM, 1), (Stage.FAULTY, 2)), "state"),
         (state_with((Stage.WARM, 1), (Stage.WARM, 1), quiet_until=6.0), "quiet"),
         (
-            state_with((Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None), generation=0, gather_until=9.0),
+            state_with(
+                (Stage.WARM, None), (Stage.WARM, None), (Stage.STARTING, None), has_begun=False, gather_until=9.0
+            ),
             "start",
         ),
     ],
@@ -48,11 +50,9 @@ def test_what_is_missing_is_named(state: State, kind: str) -> None:
 
 
 def test_the_slow_are_not_waited_for_beyond_their_time() -> None:
-    assert waits_for(state_with(*STARTING, generation=0, gather_until=4.0), LIMITS, 5.0) is None
+    assert waits_for(state_with(*STARTING, has_begun=False, gather_until=4.0), LIMITS, 5.0) is None
 
 
-def test_state_is_lost_only_when_steps_were_done_and_nobody_has_it() -> None:
-    assert not state_is_lost(state_with((Stage.WARM, None), done=0))
-    assert state_is_lost(state_with((Stage.WARM, None), done=3))
-    assert not state_is_lost(state_with((Stage.FAULTY, 3), done=3))
+def test_the_most_advanced_is_the_one_with_the_most_steps() -> None:
+    assert most_advanced(state_with((Stage.WARM, None))) is None
     assert most_advanced(state_with((Stage.WARM, 2), (Stage.WARM, 3))) == 3

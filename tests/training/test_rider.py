@@ -10,7 +10,7 @@ MAX = (1 << 64) - 1
 
 def rider(**fields: float) -> Rider:
     values = {"weight": 2.0, "loss_sum": 3.0, "steps": 7, "samples": 2, "digest": 5, "park": 0, "stop": 0}
-    return Rider(**{**values, "changed_buffers": 0, **fields})  # type: ignore[arg-type]
+    return Rider(**{**values, "changed_buffers": 0, "save": 0, "busy": 0, **fields})  # type: ignore[arg-type]
 
 
 def test_digests_add_up_exactly_over_thousands_of_ranks() -> None:

@@ -1,0 +1,1 @@
+"""Remembers: how the state of a step is written, found again and kept."""
