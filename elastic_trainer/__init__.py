@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_trainer.cluster.local import LocalCluster
-    from elastic_trainer.config import DataConfig, JobConfig, ScalingConfig, TimeoutsConfig
+    from elastic_trainer.config import CheckpointConfig, DataConfig, JobConfig, ScalingConfig, TimeoutsConfig
     from elastic_trainer.data.prepare import prepare
     from elastic_trainer.errors import (
         ClusterError,
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         ElasticTrainerError,
         ResourcesError,
         RunFailed,
-        RunFolderError,
+        StorageError,
         TaskError,
     )
-    from elastic_trainer.trainer import ElasticTrainer, Result
+    from elastic_trainer.trainer import ElasticTrainer, Result, attach
     from elastic_trainer.training.batches import Batch
     from elastic_trainer.training.run import Run
     from elastic_trainer.training.step import Step
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CheckpointConfig",
     "ClusterError",
     "ConfigError",
     "DataConfig",
@@ -42,17 +43,19 @@ __all__ = [
     "Result",
     "Run",
     "RunFailed",
-    "RunFolderError",
     "ScalingConfig",
     "Step",
+    "StorageError",
     "TaskError",
     "TimeoutsConfig",
     "TrainTask",
+    "attach",
     "prepare",
 ]
 
 _HOME = {
     "Batch": "elastic_trainer.training.batches",
+    "CheckpointConfig": "elastic_trainer.config",
     "ClusterError": "elastic_trainer.errors",
     "ConfigError": "elastic_trainer.errors",
     "DataConfig": "elastic_trainer.config",
@@ -65,12 +68,13 @@ _HOME = {
     "Result": "elastic_trainer.trainer",
     "Run": "elastic_trainer.training.run",
     "RunFailed": "elastic_trainer.errors",
-    "RunFolderError": "elastic_trainer.errors",
     "ScalingConfig": "elastic_trainer.config",
     "Step": "elastic_trainer.training.step",
+    "StorageError": "elastic_trainer.errors",
     "TaskError": "elastic_trainer.errors",
     "TimeoutsConfig": "elastic_trainer.config",
     "TrainTask": "elastic_trainer.training.task",
+    "attach": "elastic_trainer.trainer",
     "prepare": "elastic_trainer.data.prepare",
 }
 

@@ -1,4 +1,4 @@
-"""The command `elastic-trainer`: run a job, prepare data, audit a run, print the configuration's schema."""
+"""The command `elastic-trainer`: run a job, prepare data, and look after runs that exist."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from elastic_trainer import commands as acts
 from elastic_trainer.config import JobConfig
-from elastic_trainer.data.ledger import audit
 from elastic_trainer.data.prepare import prepare
 from elastic_trainer.errors import ConfigError, ElasticTrainerError
-from elastic_trainer.observability.journal import read_stream
-from elastic_trainer.resolve import order_of
-from elastic_trainer.storage.run_folder import RunFolder
 from elastic_trainer.vocabulary import RunStatus
+
+if TYPE_CHECKING:
+    from elastic_trainer.trainer import Result
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2  # nothing was started
@@ -36,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ElasticTrainerError as error:
         _say(f"{type(error).__name__}: {error}")
         status = EXIT_FAILED
+    except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
     except KeyboardInterrupt:
         _say("stopped before the run began")
         status = EXIT_STOPPED
@@ -46,11 +47,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elastic-trainer", description="Elastic training of PyTorch models on Ray.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run a job file")
+    run = commands.add_parser("run", help="run a job file, or resume it by its name")
     run.add_argument("job", help="YAML file of the job")
     run.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", dest="overrides", help="e.g. scaling.max_workers=4"
     )
+    run.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="let a resumed run differ in task, task_args or task_args.NAME",
+    )
+    acts.add_address_option(run)
     run.set_defaults(command=_run)
 
     make = commands.add_parser("prepare", help="make a dataset folder of a numpy archive")
@@ -62,8 +71,23 @@ def _parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="look at data").add_subparsers(required=True, metavar="COMMAND")
     audited = data.add_parser("audit", help="hold a run's ledger against the data order")
     audited.add_argument("run", help="name of the run, or its folder")
-    audited.add_argument("--storage", default="./runs", help="where the run folders are (default ./runs)")
-    audited.set_defaults(command=_audit)
+    acts.add_storage_options(audited)
+    audited.set_defaults(command=acts.audit_ledger)
+
+    _add_runs(commands.add_parser("runs", help="runs that exist").add_subparsers(required=True, metavar="COMMAND"))
+    _add_checkpoints(
+        commands.add_parser("checkpoints", help="what runs have saved").add_subparsers(required=True, metavar="COMMAND")
+    )
+    look = _about_a_run(commands, "status", "how a run stands", acts.status)
+    acts.add_address_option(look)
+    watch = commands.add_parser("attach", help="watch a run that is going on until it ends")
+    watch.add_argument("name", help="of the run")
+    acts.add_address_option(watch)
+    watch.set_defaults(command=_attach)
+    log = _about_a_run(commands, "logs", "what happened in a run, or what a worker printed", acts.logs)
+    acts.add_address_option(log)
+    log.add_argument("--worker", help="such as w0.0: the output of that worker")
+    log.add_argument("--follow", action="store_true", help="go on until the run, or the worker, has ended")
 
     config = commands.add_parser("config", help="about job files").add_subparsers(required=True, metavar="COMMAND")
     schema = config.add_parser("schema", help="print the JSON schema of a job file")
@@ -71,11 +95,50 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _about_a_run(commands: Any, name: str, text: str, act: Callable[..., int]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    parser.add_argument("name", help="of the run")
+    acts.add_storage_options(parser)
+    parser.set_defaults(command=act)
+    return parser
+
+
+def _add_runs(commands: Any) -> None:
+    listed = commands.add_parser("ls", help="list them")
+    acts.add_storage_options(listed)
+    acts.add_address_option(listed)
+    listed.set_defaults(command=acts.list_runs)
+    acts.add_address_option(_about_a_run(commands, "show", "what is known of one", acts.show_run))
+    stop = commands.add_parser("stop", help="end one after its present step, saved")
+    stop.add_argument("name", help="of the run")
+    stop.add_argument("--at-once", action="store_true", help="do not wait for the step and the save")
+    acts.add_address_option(stop)
+    stop.set_defaults(command=acts.stop_run)
+
+
+def _add_checkpoints(commands: Any) -> None:
+    _about_a_run(commands, "ls", "list the saved steps of a run", acts.list_checkpoints)
+    for name, text, act in (
+        ("show", "what is in a saved step (default the newest)", acts.show_checkpoint),
+        ("verify", "read saved steps wholly (default all) and compare every digest", acts.verify_checkpoints),
+    ):
+        _about_a_run(commands, name, text, act).add_argument("--step", type=int, help="number of done steps")
+
+
+def _attach(options: argparse.Namespace) -> int:
+    from elastic_trainer.trainer import attach
+
+    return _report(attach(options.name, address=options.address))
+
+
 def _run(options: argparse.Namespace) -> int:
     config = JobConfig.from_yaml(options.job, options.overrides)
     from elastic_trainer.trainer import ElasticTrainer  # torch and Ray take seconds, and a wrong file is told at once
 
-    result = ElasticTrainer(None, config).fit()
+    return _report(ElasticTrainer(None, config, address=options.address, allow_change=options.allow_change).fit())
+
+
+def _report(result: Result) -> int:
     for line in describe(result.summary):
         print(line)
     return EXIT_STOPPED if result.status is RunStatus.STOPPED else 0
@@ -112,27 +175,6 @@ def _prepare(options: argparse.Namespace) -> int:
     index = prepare(options.source, options.out, seed=options.seed)
     columns = ", ".join(f"{column.name} {column.dtype}{list(column.shape)}" for column in index.columns)
     print(f"{options.out}: {index.rows} rows in {len(index.files)} files, row groups of {index.row_group}; {columns}")
-    return 0
-
-
-def _audit(options: argparse.Namespace) -> int:
-    is_folder = os.path.isdir(options.run)
-    folder = RunFolder(options.run if is_folder else os.path.join(options.storage, options.run))
-    try:
-        stored = yaml.safe_load(folder.read("config.yaml"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{folder.path}: no such run (it has no config.yaml). Name a run of --storage, or its folder."
-        ) from None
-    found = audit(order_of(stored), read_stream(folder.names("ledger"), folder.read))
-    if found.bad_steps():
-        print(f"{found.steps} steps; the ledger contradicts the data order at steps {found.bad_steps()[:20]}")
-        return EXIT_FAILED
-    facts = found.summary()
-    print(
-        f"{found.steps} steps: samples: {facts['samples_trained']} trained, {facts['samples_missing']} missing, "
-        f"{facts['samples_repeated']} repeated; {facts['steps_redone']} steps redone"
-    )
     return 0
 
 

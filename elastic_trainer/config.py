@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from elastic_trainer.errors import ConfigError, did_you_mean
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+START_FROM = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})(?:@(\d+))?")
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -70,6 +71,25 @@ class TimeoutsConfig(_Section):
         description="How long a worker may take to leave its group before its process is replaced. It leaves between "
         "two micro-batches, and a first one that compiles was seen to take minutes.",
     )
+    storage_s: Seconds = Field(
+        30.0,
+        description="Bound of one call to the storage with its repetitions, beside the time that its bytes take at "
+        "4 MiB/s. A busy bucket asks for retries within seconds.",
+    )
+    save_s: Seconds = Field(
+        600.0,
+        description="Bound of one save, from the copy until it stands. Ten minutes move 100 GB at a modest rate.",
+    )
+    fence_after_s: Seconds = Field(
+        60.0,
+        description="A worker that in this time neither completed a step nor was in contact with a controller ends: "
+        "somebody else may have its place. A controller is back within seconds of its death.",
+    )
+    orphan_s: Seconds = Field(
+        600.0,
+        description="Without a controller for so long a node's workers end, whatever they do: nothing of it could be "
+        "saved. Ten minutes outlast the restart of a cluster's head.",
+    )
     collective_s: Seconds = Field(
         300.0,
         description="gloo's own bound of one collective: by how much one rank may be later than another in a step. A "
@@ -77,11 +97,46 @@ class TimeoutsConfig(_Section):
     )
 
 
+class CheckpointConfig(_Section):
+    """When the state is saved, and what is kept. A run that stops or ends is saved besides."""
+
+    every_steps: Positive | None = Field(None, description="Save after every so many steps.")
+    every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        5.0,
+        description="Save when the last save is so long ago. 5 minutes is what a whole cluster that dies may cost; a "
+        "save holds training up for one copy in memory only. null: by steps alone.",
+    )
+    keep_last: Positive = Field(
+        3, description="How many of the newest saved steps stay. 3: should the newest be damaged, others are there."
+    )
+    keep_every: Positive | None = Field(None, description="Keep every saved step that divides by this, for good.")
+    keep_best: str | None = Field(
+        None,
+        description="Keep the saved step with the best value of evaluate() by this name; '-loss' when less is better.",
+    )
+
+
 class JobConfig(_Section):
     """A training job."""
 
     name: str = Field(description="Names the run and its folder <storage>/<name>: letters, digits, '.', '_', '-'.")
-    storage: str = Field("./runs", description="Local folder that holds the run folders.")
+    storage: str = Field(
+        "./runs",
+        description="What holds the run folders: a local path, which every node of the cluster must share, or "
+        "s3://bucket/prefix, gs://… or az://…",
+    )
+    storage_options: dict[str, Any] = Field(
+        {},
+        repr=False,
+        exclude=True,
+        description="For fsspec's client of the storage: endpoint_url, key, secret and the like. Never stored with the "
+        "run and never printed; unset, the client looks into the environment.",
+    )
+    start_from: str | None = Field(
+        None,
+        description="NAME or NAME@STEP: a new run begins with the model and optimizer that this run of the same "
+        "storage has saved, at step 0.",
+    )
     task: str | None = Field(None, description="module:Class of a TrainTask, or module:function of the loop API.")
     task_args: dict[str, Any] = Field({}, description="Arguments of the class, as JSON.")
     data: DataConfig = Field(description="Dataset folders and how they are read.")
@@ -105,6 +160,9 @@ class JobConfig(_Section):
     evaluate_every: Positive | None = Field(
         None, description="Evaluate after every so many steps, besides at the end. Unset: at the end only."
     )
+    checkpoint: CheckpointConfig = Field(
+        default_factory=CheckpointConfig, description="When the state is saved and what is kept."
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(0, description="Of data order, initial weights and dropout.")
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig, description="Bounds, each with its reason.")
 
@@ -122,8 +180,8 @@ class JobConfig(_Section):
             "digit. Choose such a name.",
         )
         _require(
-            "://" not in self.storage,
-            f"storage = {self.storage!r} is a URL; runs are kept in a local folder. Give a path such as ./runs.",
+            self.start_from is None or START_FROM.fullmatch(self.start_from) is not None,
+            f"start_from = {self.start_from!r} is not of the form NAME or NAME@STEP, such as first@1200.",
         )
         _require(
             (self.steps is None) != (self.epochs is None),

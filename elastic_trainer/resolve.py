@@ -17,7 +17,7 @@ from elastic_trainer.data.batch_plan import (
     choose_window,
 )
 from elastic_trainer.data.dataset import DatasetIndex
-from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.data.order import ORDER_VERSION, SampleOrder
 from elastic_trainer.errors import ConfigError
 from elastic_trainer.training.settings import TrainSettings
 
@@ -31,6 +31,7 @@ class ResolvedJob:
     limits: Limits
     train_digest: str
     evaluation_digest: str | None
+    changed: dict[str, Any]  # fields of a resumed run that differ from what was stored: old and new value
 
     def to_dict(self) -> dict[str, Any]:
         """What is stored with the run as `config.yaml`: the configuration and what was worked out from the data."""
@@ -42,6 +43,7 @@ class ResolvedJob:
                 "samples": order.samples,
                 "row_group": order.row_group,
                 "window": order.window,
+                "order_version": ORDER_VERSION,
                 "train_digest": self.train_digest,
                 "evaluation_digest": self.evaluation_digest,
             },
@@ -49,9 +51,25 @@ class ResolvedJob:
 
 
 def resolve(
-    config: JobConfig, train: DatasetIndex, evaluation: DatasetIndex | None, *, fits: int, fixed_shapes: bool
+    config: JobConfig,
+    train: DatasetIndex,
+    evaluation: DatasetIndex | None,
+    *,
+    fits: int,
+    fixed_shapes: bool,
+    stored: dict[str, Any] | None = None,
+    changed: dict[str, Any] | None = None,
 ) -> ResolvedJob:
     """The job for this data on a cluster that holds `fits` workers.
+
+    Args:
+        config: Of the job; of a resumed run what `resume.merge` made of it.
+        train: Index of the training data.
+        evaluation: Index of the evaluation data.
+        fits: Workers that the cluster can hold.
+        fixed_shapes: Whether the task asks for them.
+        stored: What the run was started with, when it is resumed: its window of the data order is kept.
+        changed: What `resume.merge` found changed.
 
     Raises:
         ConfigError: The data and the job contradict each other.
@@ -67,7 +85,10 @@ def resolve(
             f"data.drop_last = true leaves no step: {config.data.train} has {train.rows} rows, fewer than "
             f"global_batch = {batch}. Set data.drop_last: false or a smaller global_batch."
         )
-    window = choose_window(train.row_group, batch // ranks, batch, train.row_bytes, config.data.window_bytes)
+    if stored is not None:
+        window = int(stored["resolved"]["window"])
+    else:
+        window = choose_window(train.row_group, batch // ranks, batch, train.row_bytes, config.data.window_bytes)
     order = SampleOrder(train.rows, train.row_group, batch, ranks, window, config.seed, config.data.drop_last)
     steps = config.steps or (config.epochs or 0) * order.steps_per_epoch
     settings = TrainSettings(
@@ -81,6 +102,12 @@ def resolve(
         evaluate_every=config.evaluate_every,
         form_s=config.timeouts.form_s,
         collective_s=config.timeouts.collective_s,
+        run_url=f"{config.storage.rstrip('/')}/{config.name}",
+        storage_options=config.storage_options,
+        storage_s=config.timeouts.storage_s,
+        save_every=config.checkpoint.every_steps,
+        save_every_s=None if config.checkpoint.every_minutes is None else 60 * config.checkpoint.every_minutes,
+        save_s=config.timeouts.save_s,
     )
     limits = Limits(
         min_workers=config.scaling.min_workers,
@@ -88,10 +115,12 @@ def resolve(
         place_s=max(config.scaling.wait_s, PLACE_S) if fits >= config.scaling.min_workers else config.scaling.wait_s,
         form_s=2 * config.timeouts.form_s,  # who is well gives up by itself before that
         leave_s=config.timeouts.leave_s,
+        save_s=config.timeouts.save_s,
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})
-    return ResolvedJob(filled, settings, limits, train.digest, evaluation.digest if evaluation else None)
+    digest = evaluation.digest if evaluation else None
+    return ResolvedJob(filled, settings, limits, train.digest, digest, changed or {})
 
 
 PLACE_S = 30.0  # the resources are there; this is what a busy Ray may take to hand them out

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import secrets
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import ray
-import yaml
 from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from elastic_trainer.checkpoint.history import History, fold
+from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster import placement
-from elastic_trainer.cluster.controller import ControllerSpec, make_controller
-from elastic_trainer.cluster.local import LocalCluster
-from elastic_trainer.config import JobConfig
+from elastic_trainer.cluster.chronicle import SUMMARY
+from elastic_trainer.cluster.controller import ControllerSpec, find_controller, make_controller
+from elastic_trainer.cluster.local import LocalCluster, join_cluster
+from elastic_trainer.cluster.units import UnitSpec
+from elastic_trainer.config import START_FROM, JobConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
-from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed, TaskError
+from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed, StorageError, TaskError
 from elastic_trainer.observability.progress import ProgressView
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import ResolvedJob, resolve
-from elastic_trainer.storage.run_folder import RunFolder
-from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask
-from elastic_trainer.vocabulary import RunStatus
+from elastic_trainer.resume import check_data, merge
+from elastic_trainer.signals import StopSignals
+from elastic_trainer.storage.log import RunLog
+from elastic_trainer.storage.object_store import ObjectStore
+from elastic_trainer.storage.probe import probe
+from elastic_trainer.training.saver import versions
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask, code_digest
+from elastic_trainer.vocabulary import RunStatus, SavedStep
 
 WATCH_S = 30.0  # one answer of the controller, which takes a quarter of a second
+BEGIN_S = 120.0  # for a controller to read the run's history: seconds, but a slow bucket may need all its repetitions
+BACK_S = 60.0  # for Ray to start a dead controller again: 1.4 s where its node lives, else until the node is given up
+GONE_S = 15.0  # for the controller of a run that has ended to leave its name
 OnStanding = Callable[[Standing], None]
 
 
@@ -50,12 +62,15 @@ class Result:
 
 
 class ElasticTrainer:
-    """Trains a task on the workers of a Ray cluster and goes on when some of them are lost.
+    """Trains a task on the workers of a Ray cluster and goes on when some of them, or all, are lost.
 
     Args:
         task: A `TrainTask`, or a function of the loop API that takes a `Run`. None: the one that `config.task` names.
-        config: The job.
-        cluster: A local cluster to use, running or not; by default the run starts one of its own with one node.
+        config: The job. A run of that name that exists is resumed.
+        cluster: A local cluster to use, running or not.
+        address: Of a cluster to join, `auto` for the one on this machine. Without both: the cluster that this process
+            is connected to, or `RAY_ADDRESS` names, else one of the run's own with one node.
+        allow_change: Fields of the task (`task`, `task_args`, `task_args.NAME`) that may differ from the run's.
         on_standing: Called with each look at the run, several times a second.
     """
 
@@ -65,6 +80,8 @@ class ElasticTrainer:
         config: JobConfig,
         *,
         cluster: LocalCluster | None = None,
+        address: str | None = None,
+        allow_change: Sequence[str] = (),
         on_standing: OnStanding | None = None,
     ) -> None:
         if task is None and config.task is None:
@@ -74,37 +91,48 @@ class ElasticTrainer:
         self._config = config
         self._task = task
         self._cluster = cluster
+        self._address = address
+        self._allow_change = allow_change
         self._on_standing = on_standing
 
     def fit(self) -> Result:
-        """Train until the last step; returns when the run has ended and nothing of it is left running.
+        """Train until the last step; returns when the run has ended.
 
-        The first SIGINT or SIGTERM stops the run at the next step boundary, a second one at once.
+        On a cluster that the run started for itself nothing is left running then, whatever ended this call. On one that
+        it joined the run goes on when this process dies: call it again to attach. The first SIGINT or SIGTERM stops the
+        run after the step that is under way, saved; a second one at once.
 
         Raises:
-            ConfigError, DataError, TaskError, RunFolderError, ResourcesError: Before anything was started.
+            ConfigError, DataError, TaskError, StorageError, ResourcesError: Before anything was started.
             RunFailed: The run ended without finishing; the message is the reason.
-            ClusterError: Ray did not start, or the controller's process died.
+            ClusterError: Ray did not start, or the run's controller did not come back.
         """
-        with _StopSignals() as signals:
+        with StopSignals() as signals:
             load, fixed_shapes = self._loader()
             task = _pickled(load)
-            train, evaluation = self._indexes()
-            resolve(self._config, train, evaluation, fits=1, fixed_shapes=fixed_shapes)
-            RunFolder.refuse_taken(self._config.storage, self._config.name)
-            with self._running_cluster():
+            store = ObjectStore(
+                _absolute(self._config.storage), self._config.storage_options, timeout_s=self._config.timeouts.storage_s
+            )
+            probe(store)
+            history = fold(RunLog(store.within(self._config.name)).read())
+            job = self._resolved(history, fits=None, fixed_shapes=fixed_shapes)
+            if history.ended == RunStatus.FINISHED and history.newest and history.newest.steps >= job.settings.steps:
+                return self._finished(store.within(self._config.name), history)
+            with self._connected():
                 signals.renew()
-                fits = placement.workers_that_fit(self._config.scaling.resources_per_worker)
-                capacity = self._check_resources(fits)
-                job = resolve(self._config, train, evaluation, fits=fits, fixed_shapes=fixed_shapes)
-                folder = RunFolder.create(self._config.storage, self._config.name)
-                try:
-                    folder.write_new("config.yaml", yaml.safe_dump(job.to_dict(), sort_keys=False).encode())
-                    controller = make_controller(self._spec(job, folder, task, capacity))
-                except BaseException:
-                    folder.discard()
-                    raise
-                return self._follow(controller, job, signals, fits=fits, capacity=capacity)
+                view = ProgressView(self._config.name)
+                with view:
+                    running = self._living()
+                    if running is None:
+                        running = self._start(history, store, task, fixed_shapes, view)
+                    else:
+                        view.say(f"run {self._config.name} is going on: attached to it")
+                        self._compare(running, view)
+                    name = self._config.name
+                    signals.take_over(lambda by, at_once: _stop(name, by, at_once))
+                    return _follow(name, running, view, self._on_standing)
+
+    # ---- what is to be trained
 
     def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], bool]:
         """What makes the task in a worker; made once here too, so that its mistakes show before anything starts."""
@@ -117,19 +145,47 @@ class ElasticTrainer:
             made = named.load()
         return named.load, isinstance(made, TrainTask) and made.fixed_shapes
 
-    def _indexes(self) -> tuple[DatasetIndex, DatasetIndex | None]:
-        evaluation = self._config.data.evaluation
-        return read_index(self._config.data.train), None if evaluation is None else read_index(evaluation)
+    def _resolved(self, history: History, *, fits: int | None, fixed_shapes: bool) -> ResolvedJob:
+        config: JobConfig = self._config
+        changed: dict[str, Any] = {}
+        if history.config is not None:
+            config, changed = merge(history.config, config, self._allow_change)
+        train, evaluation = _indexes(config)
+        if history.config is not None:
+            check_data(history.config, train, config.data.train)
+        return resolve(
+            config,
+            train,
+            evaluation,
+            fits=fits or 1,
+            fixed_shapes=fixed_shapes,
+            stored=history.config,
+            changed=changed,
+        )
+
+    def _finished(self, store: ObjectStore, history: History) -> Result:
+        assert history.newest is not None
+        print(
+            f"run {self._config.name} has finished already, with {history.newest.steps} steps. To train on, raise "
+            "steps (or epochs); to begin anew, choose another name."
+        )
+        return Result(RunStatus.FINISHED, json.loads(store.read(SUMMARY)))
+
+    # ---- where
 
     @contextlib.contextmanager
-    def _running_cluster(self) -> Iterator[LocalCluster]:
-        if self._cluster is not None and self._cluster.is_running:
-            yield self._cluster
-            return
-        with self._cluster or LocalCluster() as cluster:
-            yield cluster
+    def _connected(self) -> Iterator[None]:
+        cluster = self._cluster
+        if cluster is not None and cluster.is_running:
+            yield
+        elif cluster is None and (self._address or os.environ.get("RAY_ADDRESS") or ray.is_initialized()):
+            with join_cluster(self._address, sends_code=True):
+                yield
+        else:
+            with cluster or LocalCluster():
+                yield
 
-    def _check_resources(self, fits: int) -> str:
+    def _capacity(self, fits: int) -> str:
         scaling = self._config.scaling
         capacity = (
             f"asked were {scaling.min_workers} workers or more with {placement.describe(scaling.resources_per_worker)} "
@@ -142,89 +198,175 @@ class ElasticTrainer:
             )
         return capacity
 
-    def _spec(self, job: ResolvedJob, folder: RunFolder, task: bytes, capacity: str) -> ControllerSpec:
-        return ControllerSpec(
-            run_name=job.config.name,
-            run_path=str(folder.path),
-            run_mark=f"{job.config.name}-{secrets.token_hex(8)}",
-            limits=job.limits,
-            settings=_with_absolute_paths(job),
-            resources=dict(job.config.scaling.resources_per_worker),
+    # ---- starting and attaching
+
+    def _living(self) -> ActorHandle | None:
+        """The run's controller, if it has one in this cluster that has not ended."""
+        deadline = time.monotonic() + GONE_S
+        while (controller := find_controller(self._config.name)) is not None:
+            try:
+                found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
+                if not found["has_ended"] and not found["problem"]:
+                    return controller
+                controller.leave.remote()
+            except RayActorError:
+                pass  # it is leaving, or being restarted
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the controller of run {self._config.name!r} neither works nor leaves. Look at it with `ray list "
+                    "actors`, end it there, and run the job again."
+                )
+            time.sleep(0.1)
+        return None
+
+    def _start(
+        self, history: History, store: ObjectStore, task: bytes, fixed_shapes: bool, view: ProgressView
+    ) -> ActorHandle:
+        fits = placement.workers_that_fit(self._config.scaling.resources_per_worker)
+        capacity = self._capacity(fits)
+        job = self._resolved(history, fits=fits, fixed_shapes=fixed_shapes)
+        mark = f"{job.config.name}-{secrets.token_hex(8)}"
+        controller = make_controller(self._spec(job, _start_from(job.config, store, history), task, capacity, mark))
+        found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
+        if found["problem"]:
+            controller.leave.remote()
+            raise StorageError(found["problem"])
+        view.say(_opening(job, history))
+        for field, (old, new) in sorted(job.changed.items()):
+            view.say(f"{field} is {new} now, it was {old}")
+        if found["owner"] != mark:
+            view.say("another submission of the run was first: attached to it")
+            self._compare(controller, view)
+        elif job.limits.max_workers > fits:
+            view.say(capacity)
+        return controller
+
+    def _compare(self, controller: ActorHandle, view: ProgressView) -> None:
+        """A run that is going on is joined as it is: fixed fields must agree, what else differs is told."""
+        found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
+        _, changed = merge(found["config"], self._config, self._allow_change)
+        check_data(found["config"], read_index(self._config.data.train), self._config.data.train)
+        for field, (old, new) in sorted(changed.items()):
+            view.say(f"{field} = {new} is not taken: the run goes on with {old}. Stop it and run it again to change it")
+        if found["code"] != self._code():
+            view.say("the task's code differs from what the run was started with, which goes on")
+
+    def _code(self) -> str:
+        with _importable(os.getcwd()):
+            return code_digest(self._config.task if self._task is None else self._task)
+
+    def _spec(
+        self,
+        job: ResolvedJob,
+        start_from: tuple[str, SavedStep] | None,
+        task: bytes,
+        capacity: str,
+        mark: str,
+    ) -> ControllerSpec:
+        config = job.config
+        unit = UnitSpec(
+            run_name=config.name,
+            run_mark=mark,
+            settings=dataclasses.replace(_with_absolute_paths(job.settings), start_from=start_from),
+            resources=dict(config.scaling.resources_per_worker),
             task=task,
             import_paths=(os.getcwd(), *(path for path in sys.path if path)),
-            capacity=capacity,
+            versions=versions(),
+            fence_after_s=config.timeouts.fence_after_s,
+            orphan_s=config.timeouts.orphan_s,
         )
+        kept = config.checkpoint
+        retention = Retention(kept.keep_last, kept.keep_every, kept.keep_best)
+        return ControllerSpec(unit, job.limits, retention, job.to_dict(), job.changed, self._code(), capacity)
 
-    def _follow(
-        self, controller: ActorHandle, job: ResolvedJob, signals: _StopSignals, *, fits: int, capacity: str
-    ) -> Result:
-        signals.take_over(lambda by, at_once: controller.stop.remote(by, at_once))
-        cursor = 0
-        try:
-            with ProgressView(job.config.name) as view:
-                view.say(_opening(job))
-                if job.limits.max_workers > fits:
-                    view.say(capacity)
-                while True:
-                    standing: Standing = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
-                    cursor = standing.cursor
-                    view.show(standing)
-                    if self._on_standing is not None:
-                        self._on_standing(standing)
-                    if standing.has_ended:
-                        break
-            summary = ray.get(controller.summary.remote(), timeout=WATCH_S)
-        except RayActorError:
+
+def attach(name: str, *, address: str | None = None, on_standing: OnStanding | None = None) -> Result:
+    """Watch a run that is going on in a cluster until it ends; signals do not reach it.
+
+    Args:
+        name: Of the run.
+        address: Of the cluster, by default the one that this process is connected to or that `RAY_ADDRESS` names.
+        on_standing: Called with each look at the run.
+
+    Raises:
+        ClusterError: There is no such cluster, or the run is not going on in it.
+        RunFailed: The run ended without finishing.
+    """
+    with join_cluster(address or "auto"), ProgressView(name) as view:
+        controller = find_controller(name)
+        if controller is None:
             raise ClusterError(
-                f"the controller of run {job.config.name!r} died (its process was killed or crashed), so the run "
-                "cannot go on; its node agents end the workers. Start it anew under another name."
-            ) from None
-        finally:
-            # whatever ends the watching ends the run: agents and store follow the controller
-            with contextlib.suppress(Exception):
-                ray.kill(controller)
-        if summary["status"] == RunStatus.FAILED:
-            raise RunFailed(f"run {job.config.name!r} failed: {summary['reason']}\nSummary: {summary['path']}")
-        return Result(RunStatus(summary["status"]), summary)
+                f"run {name!r} is not going on in this cluster. `elastic-trainer runs ls` shows the runs."
+            )
+        return _follow(name, controller, view, on_standing)
 
 
-class _StopSignals:
-    """SIGINT and SIGTERM while `fit()` runs: before there is a controller they interrupt, afterwards they ask it."""
+def _follow(name: str, controller: ActorHandle, view: ProgressView, on_standing: OnStanding | None) -> Result:
+    """Watch a run until it ends, over the deaths of its controllers."""
+    cursor = 0
+    while True:
+        try:
+            standing: Standing = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
+            cursor = standing.cursor
+            view.show(standing)
+            if on_standing is not None:
+                on_standing(standing)
+            if standing.has_ended:
+                summary = ray.get(controller.summary.remote(), timeout=WATCH_S)
+                break
+        except RayActorError:
+            view.say("the run's controller died; training goes on, and another takes over")
+            controller, cursor = _await_controller(name), 0
+    controller.leave.remote()
+    if summary["status"] == RunStatus.FAILED:
+        raise RunFailed(f"run {name!r} failed: {summary['reason']}\nSummary: {summary['path']}")
+    return Result(RunStatus(summary["status"]), summary)
 
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self._stop: Callable[[str, bool], object] | None = None
-        self._count = 0
 
-    def __enter__(self) -> _StopSignals:
-        self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-        self.renew()
-        return self
+def _stop(name: str, by: str, at_once: bool) -> None:
+    if (controller := find_controller(name)) is not None:
+        controller.stop.remote(by, at_once)
 
-    def renew(self) -> None:
-        """Take the signals again: connecting to Ray gives SIGTERM a handler that aborts the process."""
-        if threading.current_thread() is threading.main_thread():
-            for each in self._before:
-                signal.signal(each, self._on_signal)
 
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for each, handler in self._before.items():
-                signal.signal(each, handler)
+def _await_controller(name: str) -> ActorHandle:
+    deadline = time.monotonic() + BACK_S
+    while time.monotonic() < deadline:
+        controller = find_controller(name)
+        if controller is not None:
+            try:
+                found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
+            except RayActorError:
+                time.sleep(0.2)
+                continue
+            if found["problem"]:
+                raise ClusterError(f"the controller of run {name!r} cannot go on: {found['problem']}")
+            return controller
+        time.sleep(0.2)
+    raise ClusterError(
+        f"the controller of run {name!r} died and did not come back within {BACK_S:g} s. Run the same name again: it "
+        "resumes at the newest saved step."
+    )
 
-    def take_over(self, stop: Callable[[str, bool], object]) -> None:
-        """From now on signals go to `stop(by, at_once)`."""
-        self._stop = stop
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._stop is None:
-            raise KeyboardInterrupt
-        self._count += 1
-        name = signal.Signals(signum).name
-        if self._count > 2:
-            raise KeyboardInterrupt
-        # a signal handler may interrupt anything of Ray's, so the call goes from a thread
-        threading.Thread(target=self._stop, args=(name, self._count > 1), daemon=True).start()
+def _indexes(config: JobConfig) -> tuple[DatasetIndex, DatasetIndex | None]:
+    evaluation = config.data.evaluation
+    return read_index(config.data.train), None if evaluation is None else read_index(evaluation)
+
+
+def _start_from(config: JobConfig, store: ObjectStore, history: History) -> tuple[str, SavedStep] | None:
+    if config.start_from is None or history.newest is not None:
+        return None
+    found = START_FROM.fullmatch(config.start_from)
+    assert found is not None, "the configuration is checked"
+    other = store.within(found[1])
+    saved = fold(RunLog(other).read()).saved
+    wanted = [each for each in saved if found[2] is None or each.steps == int(found[2])]
+    if not wanted:
+        raise ConfigError(
+            f"start_from = {config.start_from!r}: run {found[1]!r} in {store.url} has saved "
+            f"{', '.join(str(each.steps) for each in saved) or 'nothing'}. Name one of these steps."
+        )
+    return other.url, wanted[-1]
 
 
 def _pickled(load: Callable[[], Any]) -> bytes:
@@ -250,23 +392,27 @@ def _importable(path: str) -> Iterator[None]:
         sys.path.remove(path)
 
 
-def _with_absolute_paths(job: ResolvedJob) -> Any:
-    import dataclasses
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
-    evaluation = job.settings.evaluation_data
+
+def _with_absolute_paths(settings: TrainSettings) -> TrainSettings:
+    evaluation = settings.evaluation_data
     return dataclasses.replace(
-        job.settings,
-        train_data=os.path.abspath(job.settings.train_data),
+        settings,
+        train_data=os.path.abspath(settings.train_data),
         evaluation_data=None if evaluation is None else os.path.abspath(evaluation),
+        run_url=_absolute(settings.run_url),
     )
 
 
-def _opening(job: ResolvedJob) -> str:
+def _opening(job: ResolvedJob, history: History) -> str:
     config, order = job.config, job.settings.plan.order
     accumulate = order.per_rank // job.settings.plan.micro_batch
+    resumed = f"resumes after step {history.newest.steps}, " if history.newest is not None else ""
     return (
-        f"run {config.name}: {job.settings.steps} steps of {order.global_batch} samples "
+        f"run {config.name}: {resumed}{job.settings.steps} steps of {order.global_batch} samples "
         f"({order.logical_ranks} logical ranks x {accumulate} x micro-batch {job.settings.plan.micro_batch}), "
         f"{order.samples} samples in {order.steps_per_epoch} steps an epoch, "
-        f"{job.limits.min_workers} to {job.limits.max_workers} workers"
+        f"{job.limits.min_workers} to {job.limits.max_workers} workers, kept in {job.settings.run_url}"
     )

@@ -242,9 +242,8 @@ class Harness:
 
     def _commit(self, effect: f.CommitSave) -> None:
         try:
-            saved = self.committer.commit(
-                effect.steps, effect.token, effect.attempt, lambda: {"audit": {}, "evaluation": {}, "ledger": []}
-            )
+            saved = self.committer.write_manifest(effect.steps, effect.token, effect.attempt)
+            self.committer.stand(saved, effect.token, {"audit": {}, "evaluation": {}, "ledger": []})
         except ElasticTrainerError as error:
             self.put(e.SaveFailed(effect.token, effect.steps, str(error)))
         else:

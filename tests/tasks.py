@@ -268,3 +268,18 @@ class WrongColumnTask(NetTask):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return functional.mse_loss(model(batch["x"]).squeeze(1), batch["target"])
+
+
+class RestoredTask(NetTask):
+    """Leaves the digest of the state with which each of its attempts begins."""
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if "began_at" not in harness_worker.RESULT:
+            harness_worker.RESULT.update(
+                began_at=self.run.steps_done, began_with=state_digest(self.model, self.optimizer)
+            )
+        return super().loss(model, batch)

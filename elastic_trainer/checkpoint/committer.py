@@ -6,7 +6,6 @@ Keeps what the parts of the save in flight say; the decisions when to commit, wr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from elastic_trainer.checkpoint import reader, retention
@@ -15,7 +14,7 @@ from elastic_trainer.checkpoint.layout import Layout
 from elastic_trainer.checkpoint.manifest import FOLDER, NAME, Manifest, PieceFile, folder_of, parse_folder, sha256_of
 from elastic_trainer.control.events import PiecesWritten
 from elastic_trainer.errors import StorageError
-from elastic_trainer.storage.log import Entry, RunLog
+from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import SavedStep, Token
 
@@ -37,17 +36,16 @@ class Committer:
         self._term = term
         self._said: dict[tuple[int, Token, int], dict[int, dict[str, Any]]] = {}
 
-    def append(self, kind: str, values: dict[str, Any]) -> Entry:
+    def append(self, kind: str, values: dict[str, Any]) -> None:
         """Append to the log, and a compacted entry when one is due.
 
         Raises:
-            Fenced, StorageError: As the log.
+            Fenced, StorageError: As the log; after a StorageError the same call again settles what is unknown.
         """
-        entry = self._log.append(kind, self._term, values)
-        self.history.add(entry)
+        for entry in self._log.append(kind, self._term, values):
+            self.history.add(entry)
         if self._log.is_long:
             self._log.append("compacted", self._term, self.history.to_dict())
-        return entry
 
     def take(self, event: PiecesWritten) -> None:
         """Remember what a rank says of the part that it has written."""
@@ -59,25 +57,31 @@ class Committer:
         for name in [name for name in self._said if (name[1], name[0]) <= (token, steps)]:
             del self._said[name]
 
-    def commit(self, steps: int, token: Token, attempt: int, account: Callable[[], dict[str, Any]]) -> SavedStep:
-        """Write manifest and `saved` entry.
-
-        Args:
-            steps: Done steps of the state.
-            token: Of the generation that copied it.
-            attempt: All of whose parts were taken.
-            account: What else the entry says; called when the manifest stands, and may wait for the ledger.
+    def write_manifest(self, steps: int, token: Token, attempt: int) -> SavedStep:
+        """Write the manifest of a save all of whose parts were taken; it does not count before `stand`.
 
         Raises:
-            Fenced: Another controller has taken over.
             StorageError: The store refuses, or the parts do not fit together.
         """
         manifest = self._manifest(steps, token, attempt)
         content = manifest.to_bytes()
         saved = SavedStep(steps, f"{manifest.folder}/{NAME}", sha256_of(content))
         self._store.create(saved.path, content)
-        self.append("saved", {**saved._asdict(), "token": list(token), **account()})
         return saved
+
+    def stand(self, saved: SavedStep, token: Token, account: dict[str, Any]) -> None:
+        """Make a checkpoint part of the history.
+
+        Args:
+            saved: Whose manifest is written.
+            token: Of the generation that copied it.
+            account: What else the entry says: `evaluation`, `audit`, `ledger`.
+
+        Raises:
+            Fenced: Another controller has taken over.
+            StorageError: Whether it stands is unknown; the same call again finds out.
+        """
+        self.append("saved", {**saved._asdict(), "token": list(token), **account})
 
     def _manifest(self, steps: int, token: Token, attempt: int) -> Manifest:
         said = self._said[(steps, token, attempt)]

@@ -1,12 +1,16 @@
-"""What the controller tells: ledger, metrics, events, news for the driver, and the summary at the end."""
+"""What the controller tells: ledger, metrics, events, news for the driver, and the summary at the end.
+
+The account goes on over the terms of a run: each term begins with what the one before had last written.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic_trainer.cluster.processes import ProcessId
@@ -14,13 +18,16 @@ from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.control.state import State
 from elastic_trainer.data.ledger import Audit, LedgerLine
+from elastic_trainer.errors import StorageError
 from elastic_trainer.observability.journal import Journal
 from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, StepLine
 from elastic_trainer.observability.standing import Standing
-from elastic_trainer.storage.run_folder import RunFolder
+from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import RunStatus, Token, Worker
 
+SUMMARY = "summary.json"
+ACCOUNTS = "accounts"
 NEWS_KEPT = 1000  # the driver reads several times a second; what it missed stands in the events
 SPEED_OVER = 50  # steps over which the shown speed is taken
 
@@ -36,43 +43,75 @@ class Generation:
     reason: str
 
 
+@dataclass
+class Account:
+    """What is told of a whole run, over all of its terms."""
+
+    began_at: float = 0.0
+    active_s: float = 0.0  # of all terms, up to `at`
+    at: float = 0.0
+    productive_s: float = 0.0
+    generations: list[Generation] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    pids_unchanged: bool = True
+    final_loss: float | None = None
+    evaluation: dict[str, float] | None = None
+    saves_failed: int = 0
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Account:
+        """The account that `asdict` described."""
+        return cls(**{**found, "generations": [Generation(**each) for each in found["generations"]]})
+
+
 class Chronicle:
-    """Keeps the account of a run.
+    """Keeps the account of a run for one term.
 
     Args:
         settings: Of the run.
-        folder: Where to write.
+        store: Where to write.
         state: Of the control machine, which is only read.
+        audit: Of the ledger, as far as earlier terms have written it.
+        account: Of the earlier terms.
     """
 
-    def __init__(self, settings: TrainSettings, folder: RunFolder, state: State) -> None:
+    def __init__(
+        self, settings: TrainSettings, store: ObjectStore, state: State, audit: Audit, account: Account
+    ) -> None:
         self._settings = settings
-        self._folder = folder
+        self._store = store
         self._state = state
         self._loop = asyncio.get_event_loop()
-        self._journal = Journal(folder.write_new, self._tell_from_thread)
-        self._audit = Audit(settings.plan.order)
-        self._began_at = time.time()
+        self._journal = Journal(store.create, self.tell_from_thread)
+        self._audit = audit
+        self._durable = audit.steps
+        self.account = account
+        self._term_began_at = time.time()
+        self._active_before_s = account.active_s
+        self._failed_before = account.saves_failed
+        account.began_at = account.began_at or self._term_began_at
         self._news: deque[tuple[int, str]] = deque(maxlen=NEWS_KEPT)
         self._count = 0
         self._has_news = asyncio.Event()
+        self._has_line = asyncio.Event()
         self._recent: deque[StepLine] = deque(maxlen=SPEED_OVER)
         self._last: StepLine | None = None
-        self._productive_s = 0.0
         self._evaluations: dict[int, dict[str, float]] = {}
         self._forming: f.FormGeneration | None = None
         self._is_faulted = False
         self._pids: dict[int, tuple[Worker, int]] = {}  # by worker id, as said at the last join
         self._lost: set[Worker] = set()
-        self._pids_unchanged = True
         self.processes: dict[Worker, ProcessId] = {}
-        self.generations: list[Generation] = []
-        self.recovery_s: list[float] = []
         self.summary: dict[str, Any] = {}
 
     @property
     def acknowledged(self) -> int:
-        """Steps below this have their line."""
+        """Steps below this have their line in a file."""
+        return self._durable
+
+    @property
+    def steps(self) -> int:
+        """Done steps without a gap."""
         return self._audit.steps
 
     # ---- what comes in
@@ -88,7 +127,9 @@ class Chronicle:
                 case EvaluationLine():
                     self._record_evaluation(line)
                 case NoteLine():
-                    self._tell(f"{line.worker}: {line.text}")
+                    self.tell(f"{line.worker}: {line.text}")
+        if latest is not None:
+            self._has_line.set()
         return latest
 
     def saw(self, event: e.Event) -> None:
@@ -99,7 +140,7 @@ class Chronicle:
             case e.GenerationJoined():
                 self._joined(event)
             case e.TaskFailed():
-                self._tell(f"{event.worker} raised in {event.failure.phase}: {event.failure.text.splitlines()[-1]}")
+                self.tell(f"{event.worker} raised in {event.failure.phase}: {event.failure.text.splitlines()[-1]}")
 
     def decided(self, effect: f.Effect) -> None:
         """Note a decision."""
@@ -107,13 +148,20 @@ class Chronicle:
         match effect:
             case f.FormGeneration():
                 self._forming = effect
+            case f.RecordResumption():
+                if effect.steps < self._audit.steps:
+                    self.tell(
+                        f"steps {effect.steps} to {self._audit.steps - 1} are lost with their workers: done again"
+                    )
+                self._audit.go_back_to(effect.steps)
+                self._durable = min(self._durable, effect.steps)
             case f.AbortGeneration():
                 self._is_faulted = True
-                self._tell(effect.reason)
-            case f.StartStore() if effect.reason != self._state.why:
-                self._tell(effect.reason)
+                self.tell(effect.reason)
+            case f.StartStore() if effect.reason != "first start":
+                self.tell(effect.reason)
             case f.Tell() | f.KillWorker() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
-                self._tell(effect.reason)
+                self.tell(effect.reason)
 
     def _record_step(self, line: StepLine) -> None:
         ledger = LedgerLine(line.step, line.token, line.samples, line.digest)
@@ -124,49 +172,52 @@ class Chronicle:
         self._journal.add("metrics", line.step, line.token, {"token": str(line.token), **metrics})
         if self._last is None or line.token != self._last.token:
             self._first_step_of(line)
-        self._productive_s += line.step_s
+        self.account.productive_s += line.step_s
         self._recent.append(line)
         self._last = line
+        self.account.final_loss = line.loss
 
     def _first_step_of(self, line: StepLine) -> None:
         """The first step of a generation; after a fault it ends the recovery, if there was a step to recover from."""
         if self._is_faulted and self._last is not None:
             seconds = line.done_at - self._last.done_at
-            self.recovery_s.append(seconds)
-            self._tell(f"recovered: step {line.step} done {seconds:.3f} s after the last one before the fault")
+            self.account.recovery_s.append(seconds)
+            self.tell(f"recovered: step {line.step} done {seconds:.3f} s after the last one before the fault")
         self._is_faulted = False
 
     def _record_evaluation(self, line: EvaluationLine) -> None:
         if line.steps in self._evaluations:
             return
-        self._evaluations[line.steps] = line.values
+        self._evaluations[line.steps] = self.account.evaluation = line.values
         shown = ", ".join(f"{name} {value:.4f}" for name, value in line.values.items())
-        self._tell(f"evaluation after step {line.steps}: {shown}")
+        self.tell(f"evaluation after step {line.steps}: {shown}")
         self._journal.add("metrics", line.steps, line.token, {"evaluation": line.values, "steps": line.steps})
 
     def _joined(self, event: e.GenerationJoined) -> None:
         before = self._pids.get(event.worker.worker_id)
         if before is not None and before[0] not in self._lost and before[1] != event.pid:
-            self._pids_unchanged = False
+            self.account.pids_unchanged = False
         self._pids[event.worker.worker_id] = (event.worker, event.pid)
         if self._forming is None or event.token != self._forming.token:
             return
         order, self._forming = self._forming, None
         made = Generation(event.token.generation, event.token.term, len(order.ranks), event.steps, order.reason)
-        self.generations.append(made)
-        self._tell(
+        self.account.generations.append(made)
+        self.tell(
             f"generation {made.generation}: {made.world_size} workers from step {made.resume_step}: {made.reason}"
         )
 
     # ---- what goes out
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """A piece of news for whoever watches."""
         self._count += 1
         self._news.append((self._count, text))
         self._has_news.set()
 
-    def _tell_from_thread(self, text: str) -> None:
-        self._loop.call_soon_threadsafe(self._tell, text)
+    def tell_from_thread(self, text: str) -> None:
+        """The same, from a thread other than the loop's."""
+        self._loop.call_soon_threadsafe(self.tell, text)
 
     def _event(self, name: str, effect: f.Effect) -> None:
         values = {key: _plain(value) for key, value in asdict(effect).items()}
@@ -198,6 +249,8 @@ class Chronicle:
             cursor=self._count,
             has_ended=has_ended,
             pids=pids,
+            term=self._state.term,
+            saved=self._state.saved[-1].steps if self._state.saved else None,
         )
 
     def _per_second(self, amount: float) -> float:
@@ -205,31 +258,84 @@ class Chronicle:
             return 0.0
         return amount / max(self._recent[-1].done_at - self._recent[0].done_at, 1e-9)
 
-    def close(self, status: RunStatus, reason: str) -> None:
+    # ---- what is written
+
+    async def flush(self) -> bool:
+        """Write what has come in since the last time; returns whether all of it stands."""
+        steps = self._audit.steps
+        self._bring_up_to_date()
+        account = json.dumps(asdict(self.account)).encode()
+        is_done = await asyncio.to_thread(self._flush, account)
+        if is_done:
+            self._durable = max(self._durable, min(steps, self._audit.steps))
+        return is_done
+
+    async def account_of(self, steps: int, within_s: float) -> dict[str, Any]:
+        """What a saved entry says besides, once every line of the steps that it contains stands in a file.
+
+        Raises:
+            StorageError: The lines did not come, or cannot be written.
+        """
+        deadline = self._loop.time() + within_s
+        while self._audit.steps < steps or not await self.flush():
+            if self._loop.time() > deadline:
+                raise StorageError(f"the ledger's lines up to step {steps} could not be written in {within_s:g} s")
+            self._has_line.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_line.wait(), 0.2)
+        return {
+            "evaluation": self._evaluations.get(steps, {}),
+            "audit": self._audit.to_dict(steps),
+            "ledger": self._journal.take_ledger_segments(),
+        }
+
+    async def close(self, status: RunStatus, reason: str) -> None:
         """Write everything that is left, the summary last."""
-        wall_s = time.time() - self._began_at
-        last = self._last
-        self.summary = {
+        self.summary = self.facts(status, reason)
+        await self.flush()
+        try:
+            content = (json.dumps(self.summary, indent=2) + "\n").encode()
+            await asyncio.to_thread(self._store.put, SUMMARY, content)
+        except StorageError as error:
+            self.summary["reason"] += f"; {SUMMARY} cannot be written: {error}"
+
+    def facts(self, status: RunStatus, reason: str) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        self._bring_up_to_date()
+        account = self.account
+        newest = self._state.saved[-1] if self._state.saved else None
+        return {
             "name": self._settings.run_name,
             "status": status.value,
             "reason": reason,
             "steps": self._audit.steps,
             **self._audit.summary(self._settings.steps if status is RunStatus.FINISHED else 0),
-            "generations": [asdict(generation) for generation in self.generations],
-            "recovery_s": self.recovery_s,
-            "survivor_pids_unchanged": self._pids_unchanged,
-            "final_loss": None if last is None else last.loss,
-            "evaluation": self._evaluations[max(self._evaluations)] if self._evaluations else None,
-            "checkpoint": None,
-            "wall_s": wall_s,
-            "goodput": self._productive_s / wall_s,
-            "path": str(self._folder.path / "summary.json"),
+            "terms": self._state.term,
+            "generations": [asdict(generation) for generation in account.generations],
+            "recovery_s": account.recovery_s,
+            "survivor_pids_unchanged": account.pids_unchanged,
+            "final_loss": account.final_loss,
+            "evaluation": account.evaluation,
+            "checkpoint": None if newest is None else {"steps": newest.steps, "path": newest.path},
+            "saves_failed": account.saves_failed,
+            "wall_s": account.active_s,
+            "goodput": account.productive_s / max(account.active_s, 1e-9),
+            "path": f"{self._store.url}/{SUMMARY}",
         }
-        self._journal.close()
+
+    def _flush(self, account: bytes) -> bool:
+        is_done = self._journal.flush()
         try:
-            self._folder.write_new("summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
-        except OSError as error:
-            self.summary["reason"] += f"; summary.json cannot be written: {error}"
+            # one file a term: an older controller that wakes writes into its own
+            self._store.put(f"{ACCOUNTS}/{self._state.term:06d}.json", account)
+        except StorageError as error:
+            self.tell_from_thread(f"the account cannot be written: {error}")
+        return is_done
+
+    def _bring_up_to_date(self) -> None:
+        self.account.at = time.time()
+        self.account.active_s = self._active_before_s + self.account.at - self._term_began_at
+        self.account.saves_failed = self._failed_before + self._state.saves_failed
 
 
 def _plain(value: Any) -> Any:

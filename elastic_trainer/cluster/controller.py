@@ -1,97 +1,107 @@
 """The controller: the one named actor of a run that lets the control machine decide and carries its effects out.
 
-It holds no rank and no state of the model. Everything here is asynchronous: Ray calls that block run in threads, files
-are written by the journal's thread, and no step of training waits for this process unless membership changes.
+It holds no rank and no state of the model, and it may die: Ray starts it again, or another submission does, and the
+next term takes over from log, manifests and living workers. Everything here is asynchronous: calls that block run in
+threads, and no step of training waits for this process unless membership changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+import warnings
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import RayActorError, RayError
 
-from elastic_trainer.cluster import placement
+from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster.chronicle import Chronicle
+from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.messages import Report
-from elastic_trainer.cluster.node_agent import make_agent
+from elastic_trainer.cluster.records import Records, open_records
 from elastic_trainer.cluster.rendezvous import make_store
-from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
+from elastic_trainer.cluster.units import Units, UnitSpec, actor_names
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.control.machine import Machine
 from elastic_trainer.control.state import Limits
+from elastic_trainer.errors import ElasticTrainerError, Fenced
 from elastic_trainer.observability.standing import Standing
-from elastic_trainer.storage.run_folder import RunFolder
-from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.vocabulary import RunStatus, Worker
+from elastic_trainer.vocabulary import RunStatus
 
 END_S = 60.0  # for a finished task's own last words, such as writing its model; measured runs need milliseconds
 LET_GO_S = 30.0  # for actors and placement groups; a second or two was seen
 ABANDON_S = 1.0  # for a run that failed or was stopped: its workers have only to return
-PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
+FLUSH_S = 5.0  # what a killed controller may cost a reader of the run's files
+LINGER_S = 10.0  # an ended run's controller waits so long for somebody who wants to hear of the end
+WATCH_S = 0.25  # one answer to a watcher when there is no news
 
 
 @dataclass(frozen=True)
 class ControllerSpec:
-    """All that the controller of a run needs to begin; `task` is opened by workers only."""
+    """All that the controller of a run needs to begin."""
 
-    run_name: str
-    run_path: str
-    run_mark: str  # marks the processes of this run, whatever other run has its name
+    unit: UnitSpec
     limits: Limits
-    settings: TrainSettings
-    resources: dict[str, float]
-    task: bytes
-    import_paths: tuple[str, ...]
+    retention: Retention
+    config: dict[str, Any]  # as resolved; never holds credentials
+    changed: dict[str, Any]
+    code: str  # digest of the task's source
     capacity: str
 
 
-@dataclass
-class _Unit:
-    """A worker's actor and what watches over it."""
-
-    actor: ActorHandle
-    agent: ActorHandle
-    run: ray.ObjectRef
-
-
 class Controller:
-    """Async Ray actor; methods are for the driver and the node agents."""
+    """Async Ray actor; methods are for drivers and node agents."""
 
     def __init__(self, spec: ControllerSpec) -> None:
         self._spec = spec
-        self._me = ray.get_runtime_context().current_actor
-        self._machine = Machine(spec.limits)
-        self._chronicle = Chronicle(spec.settings, RunFolder(spec.run_path), self._machine.state)
+        self._run_name = spec.unit.run_name
+        context = ray.get_runtime_context()
+        self._me = context.current_actor
+        with warnings.catch_warnings():  # Ray's property calls another one that Ray deprecates
+            warnings.simplefilter("ignore")
+            self._is_restart = bool(context.was_current_actor_reconstructed)
         self._events: asyncio.Queue[e.Event] = asyncio.Queue()
-        self._groups: dict[int, PlacementGroup] = {}
-        self._agents: dict[str, ActorHandle] = {}
-        self._units: dict[Worker, _Unit] = {}
-        self._store: ActorHandle | None = None
-        self._stores = 0
+        self._is_ready = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._is_ending = False
+        self._problem = ""  # why the run could not begin
+        self._store: ActorHandle | None = None
+        self._store_numbers = itertools.count(1)
+        self._machine: Machine
+        self._records: Records
+        self._chronicle: Chronicle
+        self._units: Units
         self._tasks: set[asyncio.Task[None]] = set()
-        self._spawn(self._decide())
+        self._spawn(self._live())
 
-    # ---- for the driver
+    # ---- for drivers
+
+    async def describe(self) -> dict[str, Any]:
+        """Who controls the run, and with what configuration; waits until it has begun or could not."""
+        await self._is_ready.wait()
+        return {
+            "owner": self._spec.unit.run_mark,
+            "config": self._spec.config,
+            "code": self._spec.code,
+            "problem": self._problem,
+            "has_ended": self._has_ended.is_set(),
+        }
 
     async def stop(self, by: str, at_once: bool) -> None:
-        """End the run at the next step boundary, or at once."""
+        """End the run after the step that is under way, saved, or at once."""
         await self._events.put(e.StopRequested(by, at_once))
 
     async def watch(self, cursor: int) -> Standing:
         """How the run stands and the news since `cursor`; waits a little when there is none."""
-        await self._chronicle.await_news(cursor, timeout_s=0.25)
-        pids = {str(w): p.pid for w, p in self._chronicle.processes.items() if w in self._units}
+        await self._is_ready.wait()
+        await self._chronicle.await_news(cursor, timeout_s=WATCH_S)
+        pids = {str(w): p.pid for w, p in self._chronicle.processes.items() if w in self._units.living}
         return self._chronicle.snapshot(cursor, pids, has_ended=self._has_ended.is_set())
 
     async def summary(self) -> dict[str, Any]:
@@ -99,10 +109,16 @@ class Controller:
         await self._has_ended.wait()
         return self._chronicle.summary
 
-    # ---- for the node agents and the store
+    async def leave(self) -> None:
+        """Somebody has heard of the end: nothing is left to do here."""
+        if self._has_ended.is_set() or self._problem:
+            self._exit()
 
-    async def report(self, reports: list[Report]) -> int:
-        """Take what workers of a node report; returns below which step all lines are safe."""
+    # ---- for the node agents
+
+    async def report(self, term: int, reports: list[Report]) -> int:
+        """Take what workers of a node report; returns below which step all lines stand in files."""
+        await self._is_ready.wait()
         for report in reports:
             if report.process is not None:
                 self._chronicle.processes[report.worker] = report.process
@@ -113,14 +129,23 @@ class Controller:
                 await self._events.put(event)
         return self._chronicle.acknowledged
 
-    async def ended(self) -> None:
-        """The tripwire of agents and store: never answers, fails at once when this process dies."""
-        await asyncio.Event().wait()
+    # ---- beginning
 
-    # ---- deciding and carrying out
-
-    async def _decide(self) -> None:
-        self._handle(e.RunBegan(self._spec.capacity))
+    async def _live(self) -> None:
+        try:
+            began = await self._begin()
+        except ElasticTrainerError as error:
+            self._problem = f"{error}"
+            self._is_ending = True
+            self._is_ready.set()
+            await asyncio.sleep(LINGER_S)
+            self._exit()
+            return
+        self._is_ready.set()
+        self._spawn(self._flush_again_and_again())
+        self._handle(began)
+        if self._store is not None:
+            self._spawn(self._watch_store(self._store))
         while not self._is_ending:
             deadline = self._machine.next_deadline()
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -130,7 +155,41 @@ class Controller:
                 event = e.TimePassed()
             self._handle(event)
 
+    async def _begin(self) -> e.RunBegan:
+        spec = self._spec
+        values = {"owner": spec.unit.run_mark, "config": spec.config, "code": spec.code, "changed": spec.changed}
+        self._records, audit, account = await asyncio.to_thread(
+            open_records, spec.unit.settings, spec.retention, values, is_restart=self._is_restart
+        )
+        history = self._records.history
+        self._machine = Machine(spec.limits, term=history.term)
+        self._chronicle = Chronicle(spec.unit.settings, self._records.store, self._machine.state, audit, account)
+        self._units = Units(
+            spec.unit, history.term, self._me, self._records.marker, self._events.put_nowait, self._spawn
+        )
+        found = await self._units.find()
+        await self._find_store()
+        if history.term > 1:
+            self._chronicle.tell(f"term {history.term} of the run begins")
+        return e.RunBegan(
+            spec.capacity, history.generation, tuple(history.saved), found, has_store=self._store is not None
+        )
+
+    async def _find_store(self) -> None:
+        for name in await asyncio.to_thread(actor_names, self._run_name):
+            if name.startswith("store:"):
+                number = int(name.rpartition(":")[2])
+                self._store_numbers = itertools.count(number + 1)
+                try:
+                    self._store = ray.get_actor(name, namespace=NAMESPACE)
+                except ValueError:
+                    continue  # it died just now
+
+    # ---- deciding and carrying out
+
     def _handle(self, event: e.Event) -> None:
+        if isinstance(event, e.PiecesWritten):
+            self._records.take(event)
         self._chronicle.saw(event)
         for effect in self._machine.handle(event, time.monotonic()):
             self._chronicle.decided(effect)
@@ -139,15 +198,21 @@ class Controller:
     def _carry_out(self, effect: f.Effect) -> None:
         match effect:
             case f.StartWorker():
-                self._spawn(self._start_worker(effect.worker))
+                self._spawn(self._units.start(effect.worker))
             case f.KillWorker():
-                self._spawn(self._kill(effect.worker))
+                self._spawn(self._units.kill(effect.worker))
             case f.FormGeneration():
-                self._send(effect.ranks, effect)
-            case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration():
-                self._send(effect.workers, effect)
+                self._units.send(effect.ranks, effect)
+            case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration() | f.SettleSave():
+                self._units.send(effect.workers, effect)
+            case f.WritePieces():
+                self._units.send(effect.writers, effect)
             case f.RunTaskAgain():
-                self._send((effect.worker,), effect)
+                self._units.send((effect.worker,), effect)
+            case f.CommitSave():
+                self._spawn(self._commit(effect))
+            case f.RecordResumption():
+                self._spawn(self._records.resumed(effect, self._chronicle))
             case f.StartStore():
                 self._spawn(self._start_store())
             case f.Tell():
@@ -158,155 +223,64 @@ class Controller:
             case _:
                 assert_never(effect)
 
-    def _send(self, workers: tuple[Worker, ...], order: f.Order) -> None:
-        by_agent: dict[ActorHandle, list[tuple[Worker, f.Order]]] = {}
-        for worker in workers:
-            if (unit := self._units.get(worker)) is not None:
-                by_agent.setdefault(unit.agent, []).append((worker, order))
-        for agent, orders in by_agent.items():
-            agent.deliver.remote(orders)
+    async def _commit(self, effect: f.CommitSave) -> None:
+        outcome = await self._records.commit(effect, self._chronicle)
+        await self._events.put(outcome)
+        if isinstance(outcome, e.StepSaved):
+            await self._records.tidy(self._chronicle)
 
     async def _start_store(self) -> None:
-        self._stores += 1
-        store = self._store = make_store(self._spec.run_name, self._stores, self._me)
+        number = next(self._store_numbers)
+        self._store = make_store(self._run_name, number, self._spec.unit.orphan_s)
+        await self._watch_store(self._store)
+
+    async def _watch_store(self, store: ActorHandle) -> None:
         try:
-            host, port = await store.address.remote()
-            await self._events.put(e.StoreReady(host, port))
+            await self._events.put(e.StoreReady(*await store.touch.remote()))
             await store.ended.remote()
         except RayActorError:
             if not self._is_ending:
                 await self._events.put(e.StoreLost("its process died"))
 
-    async def _start_worker(self, worker: Worker) -> None:
-        try:
-            await self._place_and_start(worker)
-        except RayError as error:  # such as a node agent that died just now
-            await self._events.put(e.WorkerLost(worker, f"it could not be started: {error!r}"))
+    async def _flush_again_and_again(self) -> None:
+        while not self._is_ending:
+            await asyncio.sleep(FLUSH_S)
+            await self._chronicle.flush()
+            if self._store is not None:
+                self._store.touch.remote()
 
-    async def _place_and_start(self, worker: Worker) -> None:
-        spec = self._spec
-        group = self._groups.get(worker.worker_id)
-        if group is None:
-            name = f"unit:{spec.run_name}:{worker.worker_id}"
-            group = self._groups[worker.worker_id] = placement.reserve(name, spec.resources)
-        while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
-            if self._is_ending:
-                return
-        node_id = await asyncio.to_thread(placement.node_of, group)
-        agent = self._agent_of(node_id)
-        try:
-            await agent.adopt.remote(worker, group)
-        except RayActorError:
-            self._agents.pop(node_id, None)
-            raise
-        if self._is_ending:
-            return
-        actor = self._make_actor(worker, group)
-        run = actor.run.remote(agent, self._worker_spec(worker))
-        self._units[worker] = _Unit(actor, agent, run)
-        await self._events.put(e.WorkerPlaced(worker))
-        self._spawn(self._watch_worker(worker, self._units[worker]))
-
-    def _worker_spec(self, worker: Worker) -> WorkerSpec:
-        spec = self._spec
-        threads = max(1, int(spec.resources.get("CPU", 1)))
-        return WorkerSpec(spec.run_name, worker, spec.task, spec.settings, spec.import_paths, threads)
-
-    def _make_actor(self, worker: Worker, group: PlacementGroup) -> ActorHandle:
-        spec = self._spec
-        others = {name: amount for name, amount in spec.resources.items() if name not in ("CPU", "GPU", "memory")}
-        handle: ActorHandle = (
-            ray.remote(WorkerActor)
-            .options(
-                name=f"worker:{spec.run_name}:{worker}",
-                lifetime="detached",
-                max_restarts=0,
-                num_cpus=spec.resources.get("CPU", 0),
-                num_gpus=spec.resources.get("GPU", 0),
-                memory=spec.resources.get("memory"),
-                resources=others,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                runtime_env={"env_vars": {MARK: mark_of(spec.run_mark, worker)}},
-            )
-            .remote()
-        )
-        return handle
-
-    async def _watch_worker(self, worker: Worker, unit: _Unit) -> None:
-        cause, out_of_memory = "its process ended", False
-        try:
-            await unit.run
-        except RayTaskError as error:  # our own code in the worker raised
-            cause = f"internal error: {error}"
-            ray.kill(unit.actor)
-        except RayError as error:
-            cause = "its process died"
-            out_of_memory = "running low on memory" in str(error) or await self._ran_out_of_memory(unit.agent)
-        if not self._is_ending:
-            await self._events.put(e.WorkerLost(worker, cause, out_of_memory))
-            self._units.pop(worker, None)
-            await self._reap(worker, unit)
-
-    async def _ran_out_of_memory(self, agent: ActorHandle) -> bool:
-        try:
-            return bool(await asyncio.wait_for(agent.ran_out_of_memory.remote(), 0.1))
-        except (RayError, TimeoutError):
-            return False  # no evidence, and recovery must not wait for it
-
-    async def _kill(self, worker: Worker) -> None:
-        if (unit := self._units.get(worker)) is not None:
-            await self._reap(worker, unit)
-
-    async def _reap(self, worker: Worker, unit: _Unit) -> None:
-        try:
-            await unit.agent.reap.remote(worker)
-        except RayError:
-            pass  # its workers end without it
-
-    def _agent_of(self, node_id: str) -> ActorHandle:
-        if node_id not in self._agents:
-            agent = self._agents[node_id] = make_agent(self._spec.run_name, self._spec.run_mark, node_id, self._me)
-            self._spawn(self._watch_agent(node_id, agent))
-        return self._agents[node_id]
-
-    async def _watch_agent(self, node_id: str, agent: ActorHandle) -> None:
-        try:
-            await agent.ended.remote()
-        except RayActorError:
-            if self._agents.get(node_id) is agent:
-                del self._agents[node_id]  # its workers end by themselves; the next one to start there makes another
+    # ---- the end
 
     async def _end(self, effect: f.EndRun) -> None:
         status, reason = effect.status, effect.reason
+        is_finished = status is RunStatus.FINISHED
         try:
-            late = await asyncio.wait_for(self._let_go(effect), END_S + LET_GO_S)
-            if late:
+            late = await asyncio.wait_for(
+                self._units.end_all(effect, END_S if is_finished else ABANDON_S), END_S + LET_GO_S
+            )
+            if self._store is not None:
+                ray.kill(self._store)
+            if late and is_finished:
                 reason += f"; {', '.join(map(str, late))} did not return within {END_S:g} s and were ended"
-        except Exception as error:  # the summary must be written and the driver told, whatever went wrong
+        except Exception as error:  # the summary must be written and drivers told, whatever went wrong
             reason += f"; while ending: {error!r}"
-        if status is RunStatus.FINISHED and (failed := self._failed_at_the_end()) is not None:
+        if is_finished and (failed := self._failed_at_the_end()) is not None:
             status = RunStatus.FAILED
             reason = (
                 f"training finished, but the task raised on worker {failed.worker} after it:\n{failed.failure.text}"
             )
-        await asyncio.to_thread(self._chronicle.close, status, reason)
-        self._has_ended.set()
+        await self._close(status, reason)
+        await asyncio.sleep(LINGER_S)
+        self._exit()
 
-    async def _let_go(self, effect: f.EndRun) -> list[Worker]:
-        """End every actor and placement group; returns the workers that should have returned by themselves."""
-        units = dict(self._units)
-        self._send(tuple(units), effect)
-        runs = {asyncio.ensure_future(_settled(unit.run)): worker for worker, unit in units.items()}
-        is_finished = effect.status is RunStatus.FINISHED
-        _, pending = await asyncio.wait(runs, timeout=END_S if is_finished else ABANDON_S) if runs else ((), ())
-        for worker, unit in units.items():
-            ray.kill(unit.actor)
-            await self._reap(worker, unit)
-        for group in self._groups.values():
-            await asyncio.to_thread(remove_placement_group, group)
-        for actor in [*self._agents.values(), *([self._store] if self._store is not None else [])]:
-            ray.kill(actor)
-        return sorted(runs[run] for run in pending) if is_finished else []
+    async def _close(self, status: RunStatus, reason: str) -> None:
+        try:
+            reason += await self._records.ended(status, reason)
+            await self._records.remove_marker()
+            await self._chronicle.close(status, reason)
+        except Fenced as error:  # what follows is another controller's to write
+            self._chronicle.summary = {**self._chronicle.facts(RunStatus.FAILED, str(error)), "path": ""}
+        self._has_ended.set()
 
     def _failed_at_the_end(self) -> e.TaskFailed | None:
         while not self._events.empty():
@@ -314,6 +288,9 @@ class Controller:
             if isinstance(event, e.TaskFailed):
                 return event
         return None
+
+    def _exit(self) -> None:
+        ray.kill(self._me)  # without a restart
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -323,16 +300,12 @@ class Controller:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._is_ending:
-            # an error of ours must end the run with its words and not leave it waiting
-            self._carry_out(f.EndRun(RunStatus.FAILED, f"internal error in the controller: {error!r}"))
-
-
-async def _settled(run: ray.ObjectRef) -> None:
-    try:
-        await run
-    except RayError:
-        pass
+        if error is None or self._is_ending:
+            return
+        # an error of ours must end the run with its words and not leave it waiting; one who was fenced only stops
+        is_expected = isinstance(error, ElasticTrainerError | RayError)
+        words = f"{error}" if is_expected else f"internal error in the controller: {error!r}"
+        self._carry_out(f.EndRun(RunStatus.FAILED, words))
 
 
 def controller_name(run_name: str) -> str:
@@ -340,15 +313,25 @@ def controller_name(run_name: str) -> str:
     return f"controller:{run_name}"
 
 
+def find_controller(run_name: str) -> ActorHandle | None:
+    """The run's controller in this cluster, if it lives."""
+    try:
+        return ray.get_actor(controller_name(run_name), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
 def make_controller(spec: ControllerSpec) -> ActorHandle:
-    """Start the controller of a run on the driver's node."""
+    """Start the controller of a run, or find the one that somebody else has just started."""
     handle: ActorHandle = (
         ray.remote(Controller)
         .options(
-            name=controller_name(spec.run_name),
+            name=controller_name(spec.unit.run_name),
+            namespace=NAMESPACE,
+            get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
-            max_restarts=0,
+            max_restarts=-1,
             max_concurrency=1000,
         )
         .remote(spec)

@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, TextIO
 
 import ray
 from ray._private import worker as ray_worker
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled, without types
+from ray.exceptions import RayError
 
 from elastic_trainer.errors import ClusterError
 
@@ -191,6 +193,66 @@ class LocalCluster:
                 os.environ[name] = value
         self._environment = {}
         _reread_authentication()
+
+
+@contextlib.contextmanager
+def join_cluster(address: str | None, *, sends_code: bool = False) -> Iterator[None]:
+    """Be connected to a cluster that others have started; the connection that was there before stays.
+
+    Args:
+        address: `host:port`, `auto`, or None for the one that this process is connected to or `RAY_ADDRESS` names.
+        sends_code: Send the working directory to the nodes, as `ray job submit --working-dir` does.
+
+    Raises:
+        ClusterError: There is none, or it refuses; says what to do.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in QUIET_RAY.items():
+        os.environ.setdefault(name, value)
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+            runtime_env=_code_of_this_folder() if sends_code and IN_RAY_JOB not in os.environ else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        raise ClusterError(_why_not_joined(address, error)) from None
+    _hush_raylets()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+IN_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for the driver of a submitted job, whose files it has sent
+NOT_SENT = [".git", ".venv", "/runs", "/data", "*.arrow", "*.npz", "*.pt", "*.bin", "__pycache__"]
+
+
+def _code_of_this_folder() -> dict[str, Any]:
+    return {"working_dir": os.getcwd(), "excludes": NOT_SENT}
+
+
+def _why_not_joined(address: str | None, error: Exception) -> str:
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "token" in text.lower() or "authenticat" in text.lower():
+        return (
+            f"the Ray cluster at {where} asks for a token: {first} Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH as they are on the cluster (by default ~/.ray/auth_token on its head)."
+        )
+    if "exceeds" in text and "size" in text.lower():
+        return (
+            f"the folder {os.getcwd()} is too large to be sent to the cluster's nodes: {first} Start from a folder "
+            "that holds the task's code and not its data."
+        )
+    return (
+        f"no Ray cluster can be joined at {where}: {first} Start one with `ray start --head`, or leave the address out."
+    )
 
 
 QUIET_RAY = {

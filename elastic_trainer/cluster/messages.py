@@ -25,8 +25,11 @@ class Report:
 class Orders:
     """From the controller, by way of a node agent, to a worker.
 
-    Steps below `acknowledged` stand in the ledger, so a worker may forget its lines of them.
+    Steps below `acknowledged` stand in the ledger's files, so a worker may forget its lines of them. A new `term` has
+    to be told again what is not acknowledged. `silent_s` is how long the agent has not heard of a controller.
     """
 
     orders: tuple[Order, ...]
     acknowledged: int
+    term: int = 0
+    silent_s: float = 0.0

@@ -1,7 +1,8 @@
 """The node agent: the one actor a node whose workers talk to it, and through it to the controller.
 
-It passes reports on at once and orders back by long poll, knows its workers' processes, and reaps what they leave. When
-the controller is gone it ends its workers and their placement groups and then itself.
+It passes reports on at once and orders back by long poll, knows its workers' processes, and reaps what they leave. A
+controller that dies is waited for: reports are kept and sent to the next one, which attaches with a higher term; orders
+of an older term are refused. Without any controller for `orphan_s` it ends its workers, their placement groups, itself.
 """
 
 from __future__ import annotations
@@ -10,42 +11,114 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections import deque
+from dataclasses import dataclass
 
-import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from elastic_trainer.cluster.inventory import Inventory
+from elastic_trainer.cluster.local import NAMESPACE
+from elastic_trainer.cluster.logs import keep_log, log_since
 from elastic_trainer.cluster.messages import Orders, Report
 from elastic_trainer.cluster.processes import ProcessId, kill_all, memory_kills, with_mark
 from elastic_trainer.cluster.worker import MARK, mark_of
 from elastic_trainer.control.effects import Order
+from elastic_trainer.control.events import FoundWorker
+from elastic_trainer.errors import Fenced, StorageError
+from elastic_trainer.storage.object_store import ObjectStore
+from elastic_trainer.storage.probe import sees_marker
+from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 
-BEAT_S = 1.0  # how late workers without rank 0 learn which of their lines are safe
+BEAT_S = 1.0  # how late workers without rank 0 learn which of their lines are safe, and that a controller lives
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get
+AGAIN_S = 0.2  # between tries to reach a controller; one is back 1.4 s after its death
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """What the agent of a node needs to begin."""
+
+    run_mark: str
+    node_id: str
+    settings: TrainSettings
+    orphan_s: float
 
 
 class NodeAgent:
     """Async Ray actor, one a node and run."""
 
-    def __init__(self, run_mark: str, controller: ActorHandle) -> None:
-        self._run_mark = run_mark
-        self._controller = controller
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._controller: ActorHandle | None = None
+        self._term = 0
+        self._heard_at = time.monotonic()
         self._reports: deque[Report] = deque()
         self._has_report = asyncio.Event()
         self._orders: dict[Worker, list[Order]] = {}
         self._has_order: dict[Worker, asyncio.Event] = {}
         self._processes: dict[Worker, ProcessId] = {}
         self._groups: dict[Worker, PlacementGroup] = {}
+        self._inventory = Inventory()
         self._acknowledged = 0
         self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
-        self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_with_controller())]
+        self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_when_orphaned())]
 
-    async def adopt(self, worker: Worker, group: PlacementGroup) -> None:
+    # ---- for the controller
+
+    async def attach(
+        self, term: int, controller: ActorHandle, marker: tuple[str, bytes]
+    ) -> tuple[tuple[FoundWorker, ...], dict[Worker, PlacementGroup], str]:
+        """Belong to this controller from now on.
+
+        Returns:
+            The living workers, their placement groups, and in words why this node cannot use the storage, if so.
+
+        Raises:
+            Fenced: A later term has attached.
+        """
+        self._refuse_older(term)
+        self._term, self._controller, self._heard_at = term, controller, time.monotonic()
+        problem = await asyncio.to_thread(self._look_at_storage, marker)
+        return self._inventory.workers(), dict(self._groups), problem
+
+    async def adopt(self, term: int, worker: Worker, group: PlacementGroup) -> None:
         """A worker in this placement group will report here."""
+        self._refuse_older(term)
         self._groups[worker] = group
+
+    async def deliver(self, term: int, orders: list[tuple[Worker, Order]]) -> None:
+        """Hand orders to workers of this node."""
+        self._refuse_older(term)
+        for worker, order in orders:
+            self._inventory.ordered(worker, order)
+            self._orders.setdefault(worker, []).append(order)
+            self._has_order.setdefault(worker, asyncio.Event()).set()
+
+    async def reap(self, term: int, worker: Worker) -> None:
+        """Kill what is left of a worker: its process and every process that descends from it."""
+        self._refuse_older(term)
+        process = self._processes.get(worker)
+        await asyncio.to_thread(self._kill, [worker])
+        self._inventory.forget(worker)
+        self._groups.pop(worker, None)
+        self._orders.pop(worker, None)
+        self._has_order.pop(worker, None)
+        if process is not None:
+            await asyncio.to_thread(keep_log, self._spec.settings.open_store, process.pid, worker)
+
+    async def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of this machine for want of memory in the last seconds."""
+        return memory_kills() > self._memory_kills[0]
+
+    async def ended(self) -> None:
+        """The controller's tripwire: never answers, fails at once when this process dies."""
+        await asyncio.Event().wait()
+
+    # ---- for workers
 
     async def report(self, report: Report) -> None:
         """Pass a worker's report on now."""
@@ -60,31 +133,39 @@ class NodeAgent:
         except TimeoutError:
             pass
         has_order.clear()
-        return Orders(tuple(self._orders.pop(report.worker, ())), self._acknowledged)
+        orders = tuple(self._orders.pop(report.worker, ()))
+        return Orders(orders, self._acknowledged, self._term, time.monotonic() - self._heard_at)
 
-    async def deliver(self, orders: list[tuple[Worker, Order]]) -> None:
-        """Hand orders to workers of this node."""
-        for worker, order in orders:
-            self._orders.setdefault(worker, []).append(order)
-            self._has_order.setdefault(worker, asyncio.Event()).set()
+    # ---- for people
 
-    async def reap(self, worker: Worker) -> None:
-        """Kill what is left of a worker: its process and every process that descends from it."""
-        await asyncio.to_thread(self._kill, [worker])
-        self._orders.pop(worker, None)
-        self._has_order.pop(worker, None)
+    async def log(self, worker: Worker, since: dict[str, int]) -> dict[str, str]:
+        """What a living worker has printed, by stream, from these offsets on."""
+        process = self._processes.get(worker)
+        return {} if process is None else await asyncio.to_thread(log_since, process.pid, since)
 
-    async def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of this machine for want of memory in the last seconds."""
-        return memory_kills() > self._memory_kills[0]
+    # ----
 
-    async def ended(self) -> None:
-        """The controller's tripwire: never answers, fails at once when this process dies."""
-        await asyncio.Event().wait()
+    def _refuse_older(self, term: int) -> None:
+        if term < self._term:
+            raise Fenced(f"this node belongs to the controller of term {self._term}, so that of term {term} must stop")
+
+    def _look_at_storage(self, marker: tuple[str, bytes]) -> str:
+        store: ObjectStore = self._spec.settings.open_store()
+        try:
+            if sees_marker(store, marker):
+                return ""
+            return f"sees another folder at storage {store.url!r} than the run's controller"
+        except StorageError as error:
+            return f"cannot reach the storage: {error}"
 
     def _take(self, report: Report) -> None:
         if report.process is not None:
             self._processes[report.worker] = report.process
+            self._inventory.began(report.worker)
+        for line in report.lines:
+            self._inventory.recorded(report.worker, line)
+        for event in report.events:
+            self._inventory.reported(report.worker, event)
         if report.lines or report.events or report.process:
             self._reports.append(report)
             self._has_report.set()
@@ -96,29 +177,40 @@ class NodeAgent:
             except TimeoutError:
                 self._memory_kills.append(memory_kills())
             self._has_report.clear()
-            batch = list(self._reports)
-            self._reports.clear()
-            try:
-                self._acknowledged = await self._controller.report.remote(batch)
-            except RayActorError:
-                return  # the tripwire ends this process
-            except Exception as error:
-                # whose reports do not arrive trains for nobody: to end is an ordinary loss of its workers
-                print(f"node agent cannot report and ends: {error!r}", file=sys.stderr, flush=True)
-                os._exit(1)
+            await self._send()
 
-    async def _end_with_controller(self) -> None:
+    async def _send(self) -> None:
+        """Deliver what has been reported; to the next controller when this one dies."""
+        batch = list(self._reports)
+        while (controller := self._controller) is None or not await self._reaches(controller, batch):
+            await asyncio.sleep(AGAIN_S)
+        for _ in batch:
+            self._reports.popleft()
+
+    async def _reaches(self, controller: ActorHandle, batch: list[Report]) -> bool:
         try:
-            await self._controller.ended.remote()
+            self._acknowledged = await controller.report.remote(self._term, batch)
         except RayActorError:
-            await asyncio.to_thread(self._end_everything)
+            return False  # dead, or being restarted
+        except RayError as error:
+            # whose reports do not arrive trains for nobody: to end is an ordinary loss of its workers
+            print(f"node agent cannot report and ends: {error!r}", file=sys.stderr, flush=True)
+            os._exit(1)
+        self._heard_at = time.monotonic()
+        return True
+
+    async def _end_when_orphaned(self) -> None:
+        while time.monotonic() - self._heard_at < self._spec.orphan_s:
+            await asyncio.sleep(min(BEAT_S, self._spec.orphan_s / 10))
+        print(f"no controller for {self._spec.orphan_s:g} s: the workers of this node end", file=sys.stderr, flush=True)
+        await asyncio.to_thread(self._end_everything)
 
     def _kill(self, workers: list[Worker]) -> None:
         for worker in workers:
             process = self._processes.pop(worker, None)
             if process is not None:
                 kill_all([process], signal.SIGKILL)
-            kill_all(with_mark(MARK, mark_of(self._run_mark, worker)), signal.SIGKILL)
+            kill_all(with_mark(MARK, mark_of(self._spec.run_mark, worker)), signal.SIGKILL)
 
     def _end_everything(self) -> None:
         self._kill(list(self._groups))
@@ -132,20 +224,23 @@ def agent_name(run_name: str, node_id: str) -> str:
     return f"agent:{run_name}:{node_id[:12]}"
 
 
-def make_agent(run_name: str, run_mark: str, node_id: str, controller: ActorHandle) -> ActorHandle:
-    """Start the agent of a node."""
+def make_agent(run_name: str, spec: AgentSpec) -> ActorHandle:
+    """Start the agent of a node, or find it."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     handle: ActorHandle = (
         ray.remote(NodeAgent)
         .options(
-            name=agent_name(run_name, node_id),
+            name=agent_name(run_name, spec.node_id),
+            namespace=NAMESPACE,
+            get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             max_restarts=0,
             max_concurrency=1000,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(spec.node_id, soft=False),
         )
-        .remote(run_mark, controller)
+        .remote(spec)
     )
     return handle

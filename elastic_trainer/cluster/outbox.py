@@ -6,6 +6,7 @@ If rank 0 dies, the next rank 0 still has what was not acknowledged, so no done 
 from __future__ import annotations
 
 import threading
+import time
 
 from elastic_trainer.observability.lines import Line, NoteLine, StepLine
 
@@ -18,11 +19,14 @@ class Outbox:
         self._kept: list[Line] = []
         self._sent = 0  # of `_kept`, from the front
         self.is_sender = False
+        self.last_step_at = time.monotonic()
 
     def record(self, line: Line) -> None:
         """Keep a line."""
         with self._lock:
             self._kept.append(line)
+            if isinstance(line, StepLine):
+                self.last_step_at = time.monotonic()
 
     def take_all(self) -> tuple[Line, ...]:
         """Every line that is not acknowledged: where a group breaks up, this rank may be the only one that has it."""
@@ -50,6 +54,11 @@ class Outbox:
             if sender and not self.is_sender:
                 self._sent = 0
             self.is_sender = sender
+
+    def send_again(self) -> None:
+        """The controller is another one, which knows only what stands in files: all that is not acknowledged is due."""
+        with self._lock:
+            self._sent = 0
 
     def acknowledge(self, steps: int) -> None:
         """Forget lines of steps below `steps`, and what was recorded before them."""

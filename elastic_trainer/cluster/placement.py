@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import ray
+from ray import PlacementGroupID
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -36,8 +37,17 @@ def describe(resources: Mapping[str, float]) -> str:
 
 
 def reserve(name: str, resources: Mapping[str, float]) -> PlacementGroup:
-    """Ask for the resources of one elastic unit; returns before they are there."""
+    """Ask for the resources of one elastic unit, or find what was asked for before; returns before they are there."""
+    if (found := _find(name)) is not None:
+        return found
     return placement_group([dict(resources)], strategy="STRICT_PACK", name=name, lifetime="detached")
+
+
+def _find(name: str) -> PlacementGroup | None:
+    for group_id, group in placement_group_table().items():
+        if group["name"] == name and group["state"] != "REMOVED":
+            return PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
+    return None
 
 
 def is_reserved(group: PlacementGroup, timeout_s: float) -> bool:
@@ -53,3 +63,11 @@ def node_of(group: PlacementGroup) -> str:
 
 def _is_of_interest(name: str) -> bool:
     return not name.startswith(("node:", "memory", "object_store_memory", "bundle_"))
+
+
+def describe_node(node_id: str) -> str:
+    """A node in words: its name and address."""
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    return node_id[:12]

@@ -4,48 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from datetime import timedelta
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+
+from elastic_trainer.cluster.local import NAMESPACE
 
 IDLE_S = 3600  # of one store operation on the server's own client, which is hardly used
 
 
 class RendezvousStore:
-    """Async Ray actor that hosts the store for the life of its process, which ends with the controller's."""
+    """Async Ray actor that hosts the store for the life of its process; ends when no controller touched it for long.
 
-    def __init__(self, controller: ActorHandle) -> None:
+    Args:
+        orphan_s: How long.
+    """
+
+    def __init__(self, orphan_s: float) -> None:
         import torch.distributed as dist
 
         self._store = dist.TCPStore(
             "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=IDLE_S)
         )
-        self._watching = asyncio.ensure_future(self._end_with(controller))
+        self._orphan_s = orphan_s
+        self._touched_at = time.monotonic()
+        self._watching = asyncio.ensure_future(self._end_when_orphaned())
 
-    async def _end_with(self, controller: ActorHandle) -> None:
-        try:
-            await controller.ended.remote()
-        except RayActorError:
-            os._exit(0)
-
-    async def address(self) -> tuple[str, int]:
-        """Host and port that workers connect to."""
+    async def touch(self) -> tuple[str, int]:
+        """A controller lives; returns host and port that workers connect to."""
+        self._touched_at = time.monotonic()
         return ray.util.get_node_ip_address(), self._store.port
 
     async def ended(self) -> None:
         """The controller's tripwire: never answers, fails at once when this process dies."""
         await asyncio.Event().wait()
 
+    async def _end_when_orphaned(self) -> None:
+        while time.monotonic() - self._touched_at < self._orphan_s:
+            await asyncio.sleep(self._orphan_s / 10)
+        os._exit(0)
 
-def make_store(run_name: str, number: int, controller: ActorHandle) -> ActorHandle:
+
+def make_store(run_name: str, number: int, orphan_s: float) -> ActorHandle:
     """Start the run's `number`-th store."""
     handle: ActorHandle = (
         ray.remote(RendezvousStore)
         .options(
-            name=f"store:{run_name}:{number}", lifetime="detached", num_cpus=0, max_restarts=0, max_concurrency=100
+            name=f"store:{run_name}:{number}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=100,
         )
-        .remote(controller)
+        .remote(orphan_s)
     )
     return handle

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,13 @@ from elastic_trainer.cluster.outbox import Outbox
 from elastic_trainer.cluster.processes import this_process
 from elastic_trainer.control.effects import FormGeneration
 from elastic_trainer.control.events import Event, GroupLeft, TaskFailed, WorkerFinished
+from elastic_trainer.observability.lines import NoteLine
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 
 MARK = "ELASTIC_TRAINER_WORKER"
 EXIT_WITHOUT_AGENT = 70
+EXIT_FENCED = 71
 
 
 def mark_of(run_mark: str, worker: Worker) -> str:
@@ -49,6 +52,8 @@ class WorkerSpec:
     settings: TrainSettings
     import_paths: tuple[str, ...]
     threads: int
+    fence_after_s: float
+    versions: dict[str, str]  # of the driver
 
 
 class WorkerActor:
@@ -59,13 +64,16 @@ class WorkerActor:
 
     def run(self, agent: ActorHandle, spec: WorkerSpec) -> None:
         """Live as this worker until the run ends."""
-        link = _Link(agent, spec.worker)
+        link = _Link(agent, spec.worker, spec.fence_after_s)
         link.begin()
         for path in reversed(spec.import_paths):
             if path not in sys.path:
                 sys.path.insert(0, path)
         _work(link, spec)
         link.flush()
+
+    def ended(self) -> None:
+        """The tripwire of a later controller: waits behind `run()`, fails at once when the process dies."""
 
 
 def _work(link: _Link, spec: WorkerSpec) -> None:
@@ -75,7 +83,14 @@ def _work(link: _Link, spec: WorkerSpec) -> None:
     from elastic_trainer.training.entry import work
     from elastic_trainer.training.gloo import GlooBackend, interface_of
     from elastic_trainer.training.mailbox import Mailbox
+    from elastic_trainer.training.saver import versions
 
+    for name, here in versions().items():
+        if here != spec.versions.get(name, here):
+            there = spec.versions[name]
+            link.outbox.record(
+                NoteLine(str(spec.worker), f"runs {name} {here}, the driver {name} {there}: use the same")
+            )
     torch.set_num_threads(spec.threads)
     interface = interface_of(ray.util.get_node_ip_address())
     if interface is not None:
@@ -89,9 +104,11 @@ def _work(link: _Link, spec: WorkerSpec) -> None:
 class _Link:
     """Reports out at once, orders in by a thread that waits for them."""
 
-    def __init__(self, agent: ActorHandle, worker: Worker) -> None:
+    def __init__(self, agent: ActorHandle, worker: Worker, fence_after_s: float) -> None:
         self._agent = agent
         self._worker = worker
+        self._fence_after_s = fence_after_s
+        self._term = 0
         self.outbox = Outbox()
         self._mailbox: Any = None
         self._early: list[Any] = []
@@ -130,7 +147,19 @@ class _Link:
 
     def _exchange(self) -> None:
         answer: Orders = ray.get(self._agent.exchange.remote(Report(self._worker, self.outbox.take())))
+        if answer.term != self._term:
+            self._term = answer.term
+            self.outbox.send_again()
         self.outbox.acknowledge(answer.acknowledged)
+        idle_s = time.monotonic() - self.outbox.last_step_at
+        if answer.silent_s > self._fence_after_s and idle_s > self._fence_after_s:
+            print(
+                f"worker {self._worker} has heard of no controller for {answer.silent_s:.0f} s and has done no step "
+                f"for {idle_s:.0f} s: another may have its place, so it ends",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(EXIT_FENCED)
         for order in answer.orders:
             if isinstance(order, FormGeneration) and self._worker in order.ranks:
                 self.outbox.become(sender=order.ranks[0] == self._worker)

@@ -77,6 +77,14 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """A worker cannot be started where its resources are: that node cannot use the run's storage."""
+
+    worker: Worker
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFormed:
     """A worker's process group stands."""
 
@@ -250,6 +258,7 @@ Event = (
     | WorkerPlaced
     | WorkerWarm
     | WorkerLost
+    | NodeRefused
     | GroupFormed
     | GenerationJoined
     | GroupLeft

@@ -92,6 +92,10 @@ class Machine:
                 self._warm(event, now)
             case e.WorkerLost():
                 return self._lost(event, now)
+            case e.NodeRefused():
+                if not self.state.has_begun and self._of(event.worker) is not None:
+                    return end(self.state, RunStatus.FAILED, event.detail)
+                return self._lost(e.WorkerLost(event.worker, event.detail), now)
             case e.GroupFormed():
                 if (each := self._member(event.worker, event.token)) is not None:
                     each.formed = True

@@ -6,7 +6,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,25 @@ class Audit:
             self._lines.pop(self.steps - 1 - REDONE_WITHIN, None)
         return True
 
+    def to_dict(self, steps: int) -> dict[str, Any]:
+        """The account up to `steps` done steps, for `from_dict`."""
+        beyond = [self._lines[step][1] for step in self._lines if step >= steps]
+        return {
+            "steps": steps,
+            "steps_redone": self.steps_redone,
+            "samples_trained": self.samples_trained - sum(beyond),
+            "bad": sorted(step for step in self._bad if step < steps),
+        }
+
+    @classmethod
+    def from_dict(cls, order: SampleOrder, found: dict[str, Any]) -> Audit:
+        """The audit that goes on where `to_dict` was taken."""
+        if not found:
+            return cls(order)
+        audit = cls(order, found["steps"], found["steps_redone"], found["samples_trained"], _last=found["steps"] - 1)
+        audit._bad = set(found["bad"])
+        return audit
+
     def go_back_to(self, steps: int) -> None:
         """The run goes on after `steps` done steps: lines of later ones are void and will come again."""
         if steps >= self._last + 1:
@@ -105,9 +124,22 @@ class Audit:
         }
 
 
-def audit(order: SampleOrder, lines: Iterable[dict[str, Any]]) -> Audit:
+def surviving(lines: Iterable[dict[str, Any]], returns: Sequence[tuple[Token, int]]) -> Iterator[LedgerLine]:
+    """The lines of the history that survived.
+
+    Args:
+        lines: Of the ledger's files.
+        returns: Each time that the run went back: the token from which on it was, and to how many done steps.
+    """
+    for found in lines:
+        line = LedgerLine.from_json(found)
+        if not any(line.token < token and line.step >= steps for token, steps in returns):
+            yield line
+
+
+def audit(order: SampleOrder, lines: Iterable[LedgerLine]) -> Audit:
     """The audit of a whole ledger."""
     result = Audit(order)
     for line in lines:
-        result.add(LedgerLine.from_json(line))
+        result.add(line)
     return result

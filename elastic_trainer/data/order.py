@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 MASK = (1 << 64) - 1
+ORDER_VERSION = 1  # of the arithmetic below: a run keeps the one that it began with
 SORTED_UP_TO = 1 << 20  # above this a sort would cost time and memory that grow with the data; Feistel costs neither
 
 

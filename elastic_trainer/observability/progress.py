@@ -57,10 +57,15 @@ class ProgressView:
             )
             return
         now = time.monotonic()
-        line = f"step {standing.step}/{standing.steps}  {facts}{_time_left(standing)}"
+        line = line_of(standing)
         if now - self._said_at >= PLAIN_EVERY_S and line != self._said:
             self._said_at, self._said = now, line
             self.say(line)
+
+
+def line_of(standing: Standing) -> str:
+    """A look at a run in one line."""
+    return f"step {standing.step}/{standing.steps}  {_facts(standing)}{_time_left(standing)}"
 
 
 def _time_left(standing: Standing) -> str:
@@ -71,4 +76,7 @@ def _time_left(standing: Standing) -> str:
 
 def _facts(standing: Standing) -> str:
     loss = "-" if standing.loss is None else f"{standing.loss:.4f}"
-    return f"{standing.phase}  loss {loss}  {standing.samples_per_s:.0f} samples/s  {standing.world_size} workers"
+    saved = "" if standing.saved is None else f"  saved {standing.saved}"
+    return (
+        f"{standing.phase}  loss {loss}  {standing.samples_per_s:.0f} samples/s  {standing.world_size} workers{saved}"
+    )

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class Standing:
     """A look at a run.
 
-    `pids` are the processes of the living workers by worker; `news` is what happened since the last look.
+    `saved` is the newest saved step. `pids` are the processes of the living workers by worker; `news` is what happened
+    since the last look.
     """
 
     phase: str
@@ -21,5 +22,7 @@ class Standing:
     world_size: int
     news: tuple[str, ...] = ()
     cursor: int = 0
+    term: int = 0
+    saved: int | None = None
     has_ended: bool = False
     pids: dict[str, int] = field(default_factory=dict)

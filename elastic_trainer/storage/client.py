@@ -34,6 +34,9 @@ class Client(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """Every object below `folder` with its size, as keys relative to the store."""
 
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders in `folder`, those that begin with a dot left out."""
+
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
 

@@ -56,6 +56,15 @@ class FsspecClient:
         start = len(self.prefix) + 1
         return {name[start:]: int(entry["size"] or 0) for name, entry in found.items() if entry["type"] == "file"}
 
+    def folders(self, folder: str) -> list[str]:
+        """One level."""
+        try:
+            found = self.fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = (entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory")
+        return sorted(name for name in names if not name.startswith("."))
+
     def delete(self, key: str) -> None:
         """Remove an object."""
         with contextlib.suppress(FileNotFoundError):

@@ -55,6 +55,13 @@ class LocalClient:
             if not path.name.endswith(PARTIAL)
         }
 
+    def folders(self, folder: str) -> list[str]:
+        """One level."""
+        try:
+            return sorted(e.name for e in os.scandir(self._folder / folder) if e.is_dir() and e.name[0] != ".")
+        except FileNotFoundError:
+            return []
+
     def delete(self, key: str) -> None:
         """Remove a file, and its folder when that is empty then."""
         path = self._folder / key

@@ -107,16 +107,22 @@ class RunLog:
         with ThreadPoolExecutor(8) as pool:
             return [*pool.map(self._entry, range(start, self._next - 1)), last]
 
-    def append(self, kind: str, term: int, values: dict[str, Any]) -> Entry:
-        """Append an entry; when this returns it is part of the history.
+    def append(self, kind: str, term: int, values: dict[str, Any]) -> list[Entry]:
+        """Append an entry, after one whose outcome is unknown; the same entry again is the same entry.
+
+        Returns:
+            What has become part of the history by this call, in order.
 
         Raises:
             Fenced: A controller of this term or a later one has appended meanwhile.
-            StorageError: The store does not answer; whether the entry stands is known after the next append.
+            StorageError: The store does not answer; whether the entry stands is unknown until the next append.
         """
+        found = []
         if self._pending is not None:
-            self._write(self._pending)
-        return self._write(self._made(kind, term, values))
+            found.append(self._write(self._pending))
+            if (found[0].kind, found[0].values) == (kind, values):
+                return found
+        return [*found, self._write(self._made(kind, term, values))]
 
     @property
     def is_long(self) -> bool:

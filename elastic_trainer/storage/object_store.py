@@ -95,6 +95,10 @@ class ObjectStore:
         """The names of the files below a folder, sorted."""
         return list(self.sizes(folder))
 
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders in a folder, sorted."""
+        return self._call("list", folder, self.client.folders)
+
     def delete(self, names: Sequence[str]) -> None:
         """Remove files; those that are not there do not matter."""
         for name in names:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -150,6 +153,31 @@ class NamedTask:
         except TypeError as error:
             raise TaskError(f"task_args = {self.args} do not fit {self.name}: {error}.") from None
         return found(**self.args)
+
+
+def code_digest(task: TrainTask | TrainFunction | str | None) -> str:
+    """Tells the code of a task from another version of it, for people: the files of its top-level package.
+
+    Args:
+        task: The object, or its name `module:Class`.
+    """
+    module_name = (
+        task.partition(":")[0] if isinstance(task, str) else getattr(task, "__module__", type(task).__module__)
+    )
+    digest = hashlib.sha256()
+    for path in _source_files(str(module_name)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _source_files(module_name: str) -> list[Path]:
+    spec = importlib.util.find_spec(module_name.partition(".")[0])
+    if spec is None or (spec.origin is None and not spec.submodule_search_locations):
+        return []  # of a notebook, or an interactive session
+    if spec.submodule_search_locations:
+        return sorted(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py"))
+    path = Path(str(spec.origin))
+    return [path] if path.suffix == ".py" and path.exists() else []
 
 
 def _nearest_module(name: str) -> str:

@@ -63,7 +63,14 @@ class Ranks:
         """Every rank copies and writes its part."""
         for rank, writer in enumerate(self.writers):
             writer.begin(
-                steps, self.token, 0, layout_of(tensors), list(tensors.values()), state, part=rank, parts=len(self.writers)
+                steps,
+                self.token,
+                0,
+                layout_of(tensors),
+                list(tensors.values()),
+                state,
+                part=rank,
+                parts=len(self.writers),
             )
 
     def await_parts(self, steps: int, attempt: int = 0, count: int | None = None) -> list[Any]:
@@ -80,6 +87,12 @@ class Ranks:
             assert self._has_event.wait_for(lambda: len(found()) >= (count or len(self.writers)), 60)
         return found()
 
+    def commit(self, steps: int, attempt: int = 0) -> SavedStep:
+        """Make a save stand whose parts were taken."""
+        saved = self.committer.write_manifest(steps, self.token, attempt)
+        self.committer.stand(saved, self.token, ACCOUNT)
+        return saved
+
     def save(self, steps: int, tensors: dict[str, torch.Tensor], state: Any = None) -> SavedStep:
         """A whole save, to the entry in the log."""
         self.begin(steps, tensors, state)
@@ -88,12 +101,10 @@ class Ranks:
                 if isinstance(report, PiecesFailed):
                     raise StorageError(report.detail)
                 self.committer.take(report)
-            return self.committer.commit(steps, self.token, 0, account)
+            return self.commit(steps)
         finally:
             for writer in self.writers:
                 writer.settle(steps, self.token)
 
 
-def account() -> dict[str, Any]:
-    """What a saved entry says besides."""
-    return {"audit": {}, "evaluation": {}, "ledger": []}
+ACCOUNT: dict[str, Any] = {"audit": {}, "evaluation": {}, "ledger": []}

@@ -18,7 +18,7 @@ from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.storage.s3_client import S3Client
 from elastic_trainer.vocabulary import Token, Worker
-from tests.checkpoint.states import Ranks, account, tensors_of
+from tests.checkpoint.states import Ranks, tensors_of
 from tests.rotation import rotating
 from tests.s3server import FaultProxy, S3Server
 
@@ -147,7 +147,7 @@ def test_an_older_term_that_wakes_cannot_save(s3: S3Server) -> None:
     newer.save(5, tensors_of(5))
 
     with pytest.raises(Fenced):
-        older.committer.commit(10, older.token, 0, account)
+        older.commit(10)
 
     assert [each.steps for each in fold(RunLog(store).read()).saved] == [5]
     newer.save(20, tensors_of(20))
@@ -163,7 +163,7 @@ def test_states_that_differ_between_ranks_are_refused(s3: S3Server) -> None:
         ranks.committer.take(PiecesWritten(Worker(part, 0), Token(1, 1), 5, 0, said % (part, part, part)))
 
     with pytest.raises(ElasticTrainerError, match="the ranks' states differ"):
-        ranks.committer.commit(5, Token(1, 1), 0, account)
+        ranks.committer.write_manifest(5, Token(1, 1), 0)
 
 
 def test_the_newest_is_read_back_before_anything_goes(s3: S3Server) -> None:

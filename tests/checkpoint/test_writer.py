@@ -14,7 +14,7 @@ from elastic_trainer.control.events import PiecesFailed, SaveBegan
 from elastic_trainer.storage.client import Buffer
 from elastic_trainer.storage.local_client import LocalClient
 from elastic_trainer.storage.object_store import ObjectStore
-from tests.checkpoint.states import Ranks, account, tensors_of
+from tests.checkpoint.states import Ranks, tensors_of
 
 
 def restored(store: ObjectStore, ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def test_what_is_saved_is_the_step_whose_copy_was_taken(tmp_path: Path) -> None:
     client.gate.set()
     for report in ranks.await_parts(10):
         ranks.committer.take(report)
-    ranks.committer.commit(10, ranks.token, 0, account)
+    ranks.commit(10)
 
     assert_equal(restored(store, ranks), tensors_of(1))
     assert [type(each) for each in ranks.events[:1]] == [SaveBegan]
@@ -87,7 +87,7 @@ def test_survivors_write_the_part_of_one_that_died(tmp_path: Path) -> None:
         writer.write_again(10, ranks.token, 1, part, 2)
     for report in ranks.await_parts(10, attempt=1, count=2):
         ranks.committer.take(report)
-    saved = ranks.committer.commit(10, ranks.token, 1, account)
+    saved = ranks.commit(10, 1)
 
     assert_equal(restored(store, ranks), tensors_of(1))
     assert reader.load_manifest(store, saved).attempt == 1
@@ -121,4 +121,3 @@ def test_a_store_that_refuses_is_reported(tmp_path: Path) -> None:
 
     assert isinstance(report, PiecesFailed)
     assert "cannot write: Permission denied" in report.detail
-

@@ -173,7 +173,9 @@ class Pretence:
                 self.workers[worker].stage = Stage.JOINING
                 self._leave(worker, order.token, e.Left.NOT_RESTORED)
             return
-        assert not held or max(held) >= max([s.steps for s in self.log], default=0) or order.sources, "went too far back"
+        assert not held or max(held) >= max([s.steps for s in self.log], default=0) or order.sources, (
+            "went too far back"
+        )
         steps = max(held + restored, default=0)
         for worker in living:
             each = self.workers[worker]

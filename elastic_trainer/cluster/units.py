@@ -1,0 +1,305 @@
+"""The actors of a run: node agents, workers and their placement groups; started, found again, watched and ended.
+
+All of them are detached and named, so that they outlive a controller and the next one finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from elastic_trainer.cluster import placement
+from elastic_trainer.cluster.local import NAMESPACE
+from elastic_trainer.cluster.node_agent import AgentSpec, make_agent
+from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
+from elastic_trainer.control import effects as f
+from elastic_trainer.control import events as e
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.vocabulary import Stage, Worker
+
+ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
+PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """What every unit of a run is made of; `task` is opened by workers only."""
+
+    run_name: str
+    run_mark: str  # marks the processes of this run, whatever other run has its name
+    settings: TrainSettings
+    resources: dict[str, float]
+    task: bytes
+    import_paths: tuple[str, ...]
+    versions: dict[str, str]
+    fence_after_s: float
+    orphan_s: float
+
+
+@dataclass
+class Unit:
+    """A worker's actor and what watches over it; `life` is the call that fails when its process dies."""
+
+    actor: ActorHandle
+    agent: ActorHandle
+    life: ray.ObjectRef
+
+
+class StorageNotShared(Exception):
+    """A node cannot use the run's storage; the message names it."""
+
+
+class Units:
+    """The actors, for the controller of one term.
+
+    Args:
+        spec: Of the run.
+        term: Of the controller.
+        controller: Its handle.
+        marker: A file in the store that every node must see.
+        put: Takes events.
+        spawn: Runs a coroutine beside the controller's others.
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        term: int,
+        controller: ActorHandle,
+        marker: tuple[str, bytes],
+        put: Callable[[e.Event], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._spec = spec
+        self._term = term
+        self._controller = controller
+        self._marker = marker
+        self._put = put
+        self._spawn = spawn
+        self._groups: dict[int, PlacementGroup] = {}
+        self._agents: dict[str, ActorHandle] = {}  # by node id, or by name when an earlier term made it
+        self.living: dict[Worker, Unit] = {}
+        self.is_ending = False
+
+    # ---- an earlier term's
+
+    async def find(self) -> tuple[e.FoundWorker, ...]:
+        """Attach to the agents of an earlier term and watch their workers."""
+        names = await asyncio.to_thread(actor_names, self._spec.run_name)
+        agents = [name for name in names if name.startswith("agent:")]
+        found = [each for group in await asyncio.gather(*map(self._attach_found, agents)) for each in group]
+        known = {each.worker for each in found}
+        for name in names:
+            # without its agent, or unknown to it, a worker cannot be ordered: it makes room for the next incarnation
+            if name.startswith("worker:") and (worker := _worker_of(name)) not in known:
+                await _kill_by_name(name)
+                found.append(e.FoundWorker(worker, Stage.GONE))
+        return tuple(sorted(found, key=lambda each: each.worker))
+
+    async def _attach_found(self, name: str) -> list[e.FoundWorker]:
+        try:
+            agent = ray.get_actor(name, namespace=NAMESPACE)
+            found, groups, _ = await asyncio.wait_for(
+                agent.attach.remote(self._term, self._controller, self._marker), ATTACH_S
+            )
+        except (RayError, ValueError, TimeoutError):
+            return []
+        self._agents[name] = agent
+        self._spawn(self._watch_agent(name, agent))
+        return [each for each in found if self._adopt_found(each.worker, agent, groups)]
+
+    def _adopt_found(self, worker: Worker, agent: ActorHandle, groups: dict[Worker, PlacementGroup]) -> bool:
+        try:
+            actor = ray.get_actor(_worker_name(self._spec.run_name, worker), namespace=NAMESPACE)
+        except ValueError:
+            return False  # it died while nobody watched
+        self._groups[worker.worker_id] = groups[worker]
+        unit = self.living[worker] = Unit(actor, agent, actor.ended.remote())
+        self._spawn(self._watch(worker, unit))
+        return True
+
+    # ---- new ones
+
+    async def start(self, worker: Worker) -> None:
+        """Place and start a worker; its life is told by events."""
+        try:
+            await self._place_and_start(worker)
+        except StorageNotShared as problem:
+            self._put(e.NodeRefused(worker, str(problem)))
+        except RayError as error:  # such as a node agent that died just now
+            self._put(e.WorkerLost(worker, f"it could not be started: {error!r}"))
+
+    async def _place_and_start(self, worker: Worker) -> None:
+        spec = self._spec
+        group = self._groups.get(worker.worker_id)
+        if group is None:
+            name = f"unit:{spec.run_name}:{worker.worker_id}"
+            group = self._groups[worker.worker_id] = await asyncio.to_thread(placement.reserve, name, spec.resources)
+        while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
+            if self.is_ending:
+                return
+        node_id = await asyncio.to_thread(placement.node_of, group)
+        agent = await self._agent_of(node_id)
+        await agent.adopt.remote(self._term, worker, group)
+        if self.is_ending:
+            return
+        actor = self._make_actor(worker, group)
+        unit = self.living[worker] = Unit(actor, agent, actor.run.remote(agent, self._worker_spec(worker)))
+        self._put(e.WorkerPlaced(worker))
+        self._spawn(self._watch(worker, unit))
+
+    def _worker_spec(self, worker: Worker) -> WorkerSpec:
+        spec = self._spec
+        threads = max(1, int(spec.resources.get("CPU", 1)))
+        return WorkerSpec(
+            spec.run_name,
+            worker,
+            spec.task,
+            spec.settings,
+            spec.import_paths,
+            threads,
+            spec.fence_after_s,
+            spec.versions,
+        )
+
+    def _make_actor(self, worker: Worker, group: PlacementGroup) -> ActorHandle:
+        spec = self._spec
+        others = {name: amount for name, amount in spec.resources.items() if name not in ("CPU", "GPU", "memory")}
+        handle: ActorHandle = (
+            ray.remote(WorkerActor)
+            .options(
+                name=_worker_name(spec.run_name, worker),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_restarts=0,
+                num_cpus=spec.resources.get("CPU", 0),
+                num_gpus=spec.resources.get("GPU", 0),
+                memory=spec.resources.get("memory"),
+                resources=others,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+                runtime_env={"env_vars": {MARK: mark_of(spec.run_mark, worker)}},
+            )
+            .remote()
+        )
+        return handle
+
+    async def _agent_of(self, node_id: str) -> ActorHandle:
+        agent = self._agents.get(node_id)
+        if agent is None:
+            spec = self._spec
+            agent = make_agent(spec.run_name, AgentSpec(spec.run_mark, node_id, spec.settings, spec.orphan_s))
+            _, _, problem = await agent.attach.remote(self._term, self._controller, self._marker)
+            if problem:
+                raise StorageNotShared(
+                    f"node {await asyncio.to_thread(placement.describe_node, node_id)} {problem}. Use a file system "
+                    "that all nodes share, or s3://…"
+                )
+            self._agents[node_id] = agent
+            self._spawn(self._watch_agent(node_id, agent))
+        return agent
+
+    # ---- watching
+
+    async def _watch_agent(self, key: str, agent: ActorHandle) -> None:
+        try:
+            await agent.ended.remote()
+        except RayActorError:
+            if self._agents.get(key) is agent:
+                del self._agents[key]  # its workers end by themselves; the next one to start there makes another
+
+    async def _watch(self, worker: Worker, unit: Unit) -> None:
+        cause, out_of_memory = "its process ended", False
+        try:
+            await unit.life
+        except RayTaskError as error:  # our own code in the worker raised
+            cause = f"internal error: {error}"
+            ray.kill(unit.actor)
+        except RayError as error:
+            cause = "its process died"
+            out_of_memory = "running low on memory" in str(error) or await self._ran_out_of_memory(unit.agent)
+        if not self.is_ending:
+            self._put(e.WorkerLost(worker, cause, out_of_memory))
+            self.living.pop(worker, None)
+            await self._reap(worker, unit)
+
+    async def _ran_out_of_memory(self, agent: ActorHandle) -> bool:
+        try:
+            return bool(await asyncio.wait_for(agent.ran_out_of_memory.remote(), 0.1))
+        except (RayError, TimeoutError):
+            return False  # no evidence, and recovery must not wait for it
+
+    # ---- orders and the end
+
+    def send(self, workers: Iterable[Worker], order: f.Order) -> None:
+        """Give an order to living workers, one message a node."""
+        by_agent: dict[ActorHandle, list[tuple[Worker, f.Order]]] = {}
+        for worker in workers:
+            if (unit := self.living.get(worker)) is not None:
+                by_agent.setdefault(unit.agent, []).append((worker, order))
+        for agent, orders in by_agent.items():
+            agent.deliver.remote(self._term, orders)
+
+    async def kill(self, worker: Worker) -> None:
+        """End a worker's process and its children; its death is told by an event."""
+        if (unit := self.living.get(worker)) is not None:
+            await self._reap(worker, unit)
+
+    async def _reap(self, worker: Worker, unit: Unit) -> None:
+        try:
+            await unit.agent.reap.remote(self._term, worker)
+        except RayError:
+            pass  # its workers end without it
+
+    async def end_all(self, order: f.EndRun, own_words_s: float) -> list[Worker]:
+        """End every actor and placement group; returns the workers that did not return by themselves in time."""
+        self.is_ending = True
+        units = dict(self.living)
+        self.send(units, order)
+        lives = {asyncio.ensure_future(_settled(unit.life)): worker for worker, unit in units.items()}
+        _, pending = await asyncio.wait(lives, timeout=own_words_s) if lives else ((), ())
+        for worker, unit in units.items():
+            ray.kill(unit.actor)
+            await self._reap(worker, unit)
+        for group in self._groups.values():
+            await asyncio.to_thread(remove_placement_group, group)
+        for agent in self._agents.values():
+            ray.kill(agent)
+        return sorted(lives[life] for life in pending)
+
+
+async def _settled(life: ray.ObjectRef) -> None:
+    try:
+        await life
+    except RayError:
+        pass
+
+
+async def _kill_by_name(name: str) -> None:
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:
+        return  # gone already
+
+
+def _worker_name(run_name: str, worker: Worker) -> str:
+    return f"worker:{run_name}:{worker}"
+
+
+def _worker_of(name: str) -> Worker:
+    worker_id, _, incarnation = name.rpartition(":")[2].removeprefix("w").partition(".")
+    return Worker(int(worker_id), int(incarnation))
+
+
+def actor_names(run_name: str) -> list[str]:
+    """The names of a run's living actors: `agent:…`, `worker:…`, `store:…`, `controller:…`."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
+    return sorted(name for name in names if name.split(":")[1:2] == [run_name])
