@@ -110,6 +110,7 @@ class ElasticTrainer:
         with StopSignals() as signals:
             load, fixed_shapes = self._loader()
             task = _pickled(load)
+            self._resolved(History(), fits=None, fixed_shapes=fixed_shapes)  # mistakes that need no storage come first
             store = ObjectStore(
                 _absolute(self._config.storage), self._config.storage_options, timeout_s=self._config.timeouts.storage_s
             )
@@ -127,7 +128,7 @@ class ElasticTrainer:
                         running = self._start(history, store, task, fixed_shapes, view)
                     else:
                         view.say(f"run {self._config.name} is going on: attached to it")
-                        self._compare(running, view)
+                        self._compare(_reach(self._config.name)[1], view)
                     name = self._config.name
                     signals.take_over(lambda by, at_once: _stop(name, by, at_once))
                     return _follow(name, running, view, self._on_standing)
@@ -226,8 +227,9 @@ class ElasticTrainer:
         capacity = self._capacity(fits)
         job = self._resolved(history, fits=fits, fixed_shapes=fixed_shapes)
         mark = f"{job.config.name}-{secrets.token_hex(8)}"
-        controller = make_controller(self._spec(job, _start_from(job.config, store, history), task, capacity, mark))
-        found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
+        start_from = _start_from(job.config, store, history)
+        make_controller(self._spec(job, start_from, task, capacity, mark, history.term))
+        controller, found = _reach(self._config.name)
         if found["problem"]:
             controller.leave.remote()
             raise StorageError(found["problem"])
@@ -236,14 +238,13 @@ class ElasticTrainer:
             view.say(f"{field} is {new} now, it was {old}")
         if found["owner"] != mark:
             view.say("another submission of the run was first: attached to it")
-            self._compare(controller, view)
+            self._compare(found, view)
         elif job.limits.max_workers > fits:
             view.say(capacity)
         return controller
 
-    def _compare(self, controller: ActorHandle, view: ProgressView) -> None:
+    def _compare(self, found: dict[str, Any], view: ProgressView) -> None:
         """A run that is going on is joined as it is: fixed fields must agree, what else differs is told."""
-        found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
         _, changed = merge(found["config"], self._config, self._allow_change)
         check_data(found["config"], read_index(self._config.data.train), self._config.data.train)
         for field, (old, new) in sorted(changed.items()):
@@ -262,6 +263,7 @@ class ElasticTrainer:
         task: bytes,
         capacity: str,
         mark: str,
+        after_term: int,
     ) -> ControllerSpec:
         config = job.config
         unit = UnitSpec(
@@ -277,7 +279,9 @@ class ElasticTrainer:
         )
         kept = config.checkpoint
         retention = Retention(kept.keep_last, kept.keep_every, kept.keep_best)
-        return ControllerSpec(unit, job.limits, retention, job.to_dict(), job.changed, self._code(), capacity)
+        return ControllerSpec(
+            unit, job.limits, retention, job.to_dict(), job.changed, self._code(), after_term, capacity
+        )
 
 
 def attach(name: str, *, address: str | None = None, on_standing: OnStanding | None = None) -> Result:
@@ -328,24 +332,26 @@ def _stop(name: str, by: str, at_once: bool) -> None:
         controller.stop.remote(by, at_once)
 
 
-def _await_controller(name: str) -> ActorHandle:
+def _reach(name: str) -> tuple[ActorHandle, dict[str, Any]]:
+    """The run's controller and how it describes itself; one that was just killed is on its way back."""
     deadline = time.monotonic() + BACK_S
     while time.monotonic() < deadline:
         controller = find_controller(name)
         if controller is not None:
-            try:
-                found = ray.get(controller.describe.remote(), timeout=BEGIN_S)
-            except RayActorError:
-                time.sleep(0.2)
-                continue
-            if found["problem"]:
-                raise ClusterError(f"the controller of run {name!r} cannot go on: {found['problem']}")
-            return controller
-        time.sleep(0.2)
+            with contextlib.suppress(RayActorError):
+                return controller, ray.get(controller.describe.remote(), timeout=BEGIN_S)
+        time.sleep(0.1)
     raise ClusterError(
         f"the controller of run {name!r} died and did not come back within {BACK_S:g} s. Run the same name again: it "
         "resumes at the newest saved step."
     )
+
+
+def _await_controller(name: str) -> ActorHandle:
+    controller, found = _reach(name)
+    if found["problem"]:
+        raise ClusterError(f"the controller of run {name!r} cannot go on: {found['problem']}")
+    return controller
 
 
 def _indexes(config: JobConfig) -> tuple[DatasetIndex, DatasetIndex | None]:

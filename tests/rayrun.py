@@ -110,7 +110,10 @@ class CommandRun:
 
     def end(self, within_s: float = 60.0) -> int:
         """Wait for the command to end by itself; returns its exit status."""
-        status = self.process.wait(within_s)
+        try:
+            status = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end after {within_s} s:\n{self.output}") from None
         self._reader.join(5)
         return status
 

@@ -104,6 +104,8 @@ def test_an_audit_finds_a_ledger_that_was_changed(tmp_path: Path, capsys: pytest
     from elastic_trainer.data.batch_plan import expected_digest
     from elastic_trainer.data.ledger import LedgerLine
     from elastic_trainer.resolve import order_of
+    from elastic_trainer.storage.log import RunLog
+    from elastic_trainer.storage.object_store import ObjectStore
     from elastic_trainer.vocabulary import Token
 
     stored = {
@@ -115,7 +117,7 @@ def test_an_audit_finds_a_ledger_that_was_changed(tmp_path: Path, capsys: pytest
     }
     order = order_of(stored)
     (tmp_path / "job" / "ledger").mkdir(parents=True)
-    (tmp_path / "job" / "config.yaml").write_text(yaml.safe_dump(stored))
+    RunLog(ObjectStore(str(tmp_path / "job"))).append("term", 1, {"owner": "", "config": stored, "code": ""})
     lines = [LedgerLine(s, Token(1, 1), order.samples_in(s), expected_digest(order, s)).to_json() for s in range(4)]
     segment = tmp_path / "job" / "ledger" / "000000000000.1-1.000001.jsonl"
     segment.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -102,6 +102,7 @@ class Chronicle:
         self._pids: dict[int, tuple[Worker, int]] = {}  # by worker id, as said at the last join
         self._lost: set[Worker] = set()
         self.processes: dict[Worker, ProcessId] = {}
+        self.has_new_generation = False
         self.summary: dict[str, Any] = {}
 
     @property
@@ -203,6 +204,7 @@ class Chronicle:
         order, self._forming = self._forming, None
         made = Generation(event.token.generation, event.token.term, len(order.ranks), event.steps, order.reason)
         self.account.generations.append(made)
+        self.has_new_generation = True
         self.tell(
             f"generation {made.generation}: {made.world_size} workers from step {made.resume_step}: {made.reason}"
         )

@@ -52,6 +52,7 @@ class ControllerSpec:
     config: dict[str, Any]  # as resolved; never holds credentials
     changed: dict[str, Any]
     code: str  # digest of the task's source
+    after_term: int  # the run's newest term before this controller
     capacity: str
 
 
@@ -159,7 +160,12 @@ class Controller:
         spec = self._spec
         values = {"owner": spec.unit.run_mark, "config": spec.config, "code": spec.code, "changed": spec.changed}
         self._records, audit, account = await asyncio.to_thread(
-            open_records, spec.unit.settings, spec.retention, values, is_restart=self._is_restart
+            open_records,
+            spec.unit.settings,
+            spec.retention,
+            values,
+            after_term=spec.after_term,
+            is_restart=self._is_restart,
         )
         history = self._records.history
         self._machine = Machine(spec.limits, term=history.term)
@@ -194,6 +200,12 @@ class Controller:
         for effect in self._machine.handle(event, time.monotonic()):
             self._chronicle.decided(effect)
             self._carry_out(effect)
+        if self._chronicle.has_new_generation and not self._is_ending:
+            self._chronicle.has_new_generation = False
+            self._spawn(self._flush())  # the next controller must know of it
+
+    async def _flush(self) -> None:
+        await self._chronicle.flush()
 
     def _carry_out(self, effect: f.Effect) -> None:
         match effect:

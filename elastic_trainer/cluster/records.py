@@ -118,7 +118,7 @@ class Records:
 
 
 def open_records(
-    settings: TrainSettings, retention: Retention, term_values: dict[str, Any], *, is_restart: bool
+    settings: TrainSettings, retention: Retention, term_values: dict[str, Any], *, after_term: int, is_restart: bool
 ) -> tuple[Records, Audit, Account]:
     """Begin a term: probe the store, read the history, append the term's entry. Blocks.
 
@@ -126,7 +126,8 @@ def open_records(
         settings: Of the run.
         retention: What is to be kept.
         term_values: Of the entry: `owner`, `config`, `code`, `changed`.
-        is_restart: Ray has restarted this controller, so a term of somebody else is not to be taken over.
+        after_term: The run's newest term when this controller was first started.
+        is_restart: Ray has restarted it, so a later term of somebody else is not to be taken over.
 
     Raises:
         Fenced: Somebody else has the run.
@@ -136,9 +137,9 @@ def open_records(
     probe(store)
     log = RunLog(store)
     history = fold(log.read())
-    if is_restart and history.owner != term_values["owner"]:
+    if is_restart and history.term > after_term and history.owner != term_values["owner"]:
         raise Fenced(f"the run was taken over in term {history.term} while this controller was away")
-    if is_restart and history.ended:
+    if is_restart and history.term > after_term and history.ended:
         raise Fenced(f"the run has ended ({history.ended}), and its controller died after that")
     committer = Committer(store, log, history, history.term + 1)
     committer.append("term", term_values)

@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group_table
 from elastic_trainer import ClusterError, ElasticTrainer, JobConfig, LocalCluster, ResourcesError, Result, RunFailed
 from elastic_trainer.observability.standing import Standing
 from tests.rayrun import await_value, job_config
-from tests.tasks import ForkingTask, NetTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
+from tests.tasks import NetTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
 
 STEPS = 150
 
@@ -62,9 +62,9 @@ def fit(cluster: LocalCluster, tmp_path: Path, dataset: str, held_out: str) -> F
 
 def ledger(result: Result) -> dict[int, tuple[int, str]]:
     from elastic_trainer.observability.journal import read_stream
-    from elastic_trainer.storage.run_folder import RunFolder
+    from elastic_trainer.storage.object_store import ObjectStore
 
-    folder = RunFolder(Path(result.path).parent)
+    folder = ObjectStore(str(Path(result.path).parent))
     lines = list(read_stream(folder.names("ledger"), folder.read))
     return {line["step"]: (line["samples"], line["digest"]) for line in lines}
 
@@ -239,14 +239,26 @@ def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
     assert "only 3 of at least 4 workers found their resources" in message
 
 
-def test_a_controller_that_is_killed_leaves_neither_worker_nor_placement_group(fit: Fit) -> None:
+def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
+    fit: Fit, undisturbed: dict[int, tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver gives up, workers go on, and running the same name again takes over from them."""
+    monkeypatch.setattr("elastic_trainer.trainer.BACK_S", 1.0)
+
     def on_standing(standing: Standing) -> None:
         if standing.step > 5:
-            controller = ray.get_actor("controller:job")
-            ray.kill(controller)
+            ray.kill(ray.get_actor("controller:job"))  # without a restart
 
-    with pytest.raises(ClusterError, match="controller of run 'job' died"):
-        fit(ForkingTask(), on_standing)
+    slower = functools.partial(NetTask, delay_s=0.02)
+    with pytest.raises(ClusterError, match="controller of run 'job' died and did not come back"):
+        fit(slower(), on_standing)
+
+    result = fit(slower())
+
+    assert result.summary["terms"] == 2
+    assert result.summary["generations"][-1]["reason"] == "term 2 takes over"
+    assert result.summary["survivor_pids_unchanged"]
+    assert ledger(result) == undisturbed
 
 
 def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> None:

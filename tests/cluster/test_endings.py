@@ -94,18 +94,6 @@ def test_a_killed_driver_takes_its_cluster_along(phase: str, start: Start) -> No
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", rotating(PHASES[1:], 2))
-def test_a_killed_controller_ends_the_run_and_says_so(phase: str, start: Start) -> None:
-    run = start(**fields_for(phase))
-    reach(run, phase)
-
-    os.kill(run.await_pids("ray::Controller", 1)[0], signal.SIGKILL)
-
-    assert run.end() == 1
-    assert "the controller of run 'job' died" in run.output
-    run.assert_nothing_left()
-
-
 def test_a_finished_run_leaves_nothing_and_a_whole_summary(start: Start) -> None:
     run = start(steps=60)
 
@@ -152,7 +140,8 @@ def test_the_runs_own_helpers_may_die(role: str, start: Start) -> None:
         assert run.end() == 0, run.output
         assert run.summary()["samples_missing"] == 0
     else:
-        # on one node all workers hang on one agent, and with them goes all state
-        assert run.end() == 1
-        assert "No worker with complete state is left" in run.output
+        # on one node all workers hang on one agent, and with them goes all state: back to what was saved
+        assert run.end() == 0, run.output
+        assert "no worker that holds the" in run.output
+        assert run.summary()["samples_missing"] == 0
     run.assert_nothing_left()
