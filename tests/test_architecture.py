@@ -26,6 +26,17 @@ TESTED_ELSEWHERE = {
     "observability/standing.py": "observability/test_progress.py",
     "training/process_group.py": "training/test_gloo.py",  # an interface
     "training/settings.py": "training/test_run.py",
+    "control/rules.py": "control/test_machine.py",  # the machine's rules and what they share
+    "control/membership.py": "control/test_machine.py",
+    "control/saving.py": "control/test_machine.py",
+    "storage/client.py": "storage/test_object_store.py",  # each client runs every test of the store
+    "storage/local_client.py": "storage/test_object_store.py",
+    "storage/fsspec_client.py": "storage/test_object_store.py",
+    "storage/s3_client.py": "storage/test_object_store.py",
+    "signals.py": "cluster/test_endings.py",
+    "cluster/records.py": "cluster/test_takeover.py",
+    "cluster/units.py": "cluster/test_takeover.py",
+    "cluster/logs.py": "test_commands.py",
     "cluster/chronicle.py": "cluster/test_controller.py",  # actors and what only whole runs show
     "cluster/cluster_process.py": "cluster/test_endings.py",
     "cluster/node_agent.py": "cluster/test_endings.py",

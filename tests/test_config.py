@@ -24,7 +24,6 @@ def told(**fields: Any) -> str:
         ({"nmae": 1}, "nmae is not a known field. Did you mean 'name'?"),
         ({"scaling": {"max_workrs": 3}}, "scaling.max_workrs is not a known field. Did you mean 'max_workers'?"),
         ({"name": "../x"}, "name = '../x' may hold letters"),
-        ({"storage": "s3://bucket"}, "is a URL; runs are kept in a local folder"),
         ({"epochs": 3}, "steps = 5 and epochs = 3: give exactly one of them."),
         ({"steps": None}, "steps = None and epochs = None: give exactly one of them."),
         (

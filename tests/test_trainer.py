@@ -80,7 +80,7 @@ def test_a_new_run_begins_with_the_state_of_another(dataset: str, tmp_path: Path
     values = {**job_config(tmp_path, dataset, None), "task": None, "task_args": {}, "steps": 30}
     first = ElasticTrainer(loop, JobConfig(**values)).fit()
 
-    with pytest.raises(ConfigError, match="has saved 30. Name one of these steps"):
+    with pytest.raises(ConfigError, match=r"has saved 30. Name one of these steps"):
         ElasticTrainer(loop, JobConfig(**{**values, "name": "child", "start_from": "job@7"})).fit()
     child = ElasticTrainer(loop, JobConfig(**{**values, "name": "child", "start_from": "job", "steps": 1})).fit()
 
@@ -97,7 +97,7 @@ def test_a_new_run_begins_with_the_state_of_another(dataset: str, tmp_path: Path
         ({"seed": 5}, "seed = 5 differs from the 0 with which run 'job' was started"),
         ({"global_batch": 48}, "global_batch = 48 differs from the 24"),
         ({"clip_norm": 1.0}, "clip_norm = 1.0 differs from the None"),
-        ({"task_args": {"delay_s": 0.5}}, "task_args.delay_s = 0.5 differs from the 0.002.*--allow-change"),
+        ({"task_args": {"delay_s": 0.5}}, r"task_args.delay_s = 0.5 differs from the 0.002.*--allow-change"),
     ],
 )
 def test_a_changed_fixed_field_is_refused_with_both_values(

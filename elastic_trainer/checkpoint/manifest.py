@@ -162,6 +162,8 @@ class Manifest:
     def _check(self, name: str) -> None:
         if f"{self.folder}/{NAME}" != name:
             raise Damaged(f"{name}: belongs to {self.folder}")
+        if not self.files:
+            raise Damaged(f"{name}: names no file")
         for file, part in zip(self.files, self.parts, strict=True):
             chunks = -(-file.size_bytes // CHUNK_BYTES)
             if _FILE.fullmatch(file.name) is None or part.stop - part.start != file.size_bytes:

@@ -60,6 +60,8 @@ class Inventory:
                 self._set(worker, is_stopping=True)
             case RunTaskAgain():
                 self._set(worker, stage=Stage.STARTING)
+            case _:
+                pass
 
     def _set(self, worker: Worker, **changes: object) -> None:
         if (found := self._found.get(worker)) is not None:

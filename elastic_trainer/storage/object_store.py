@@ -39,12 +39,12 @@ class ObjectStore:
         self.url = url.rstrip("/") or "/"
         self.client = client or client_for(url, options or {})
         self.timeout_s = timeout_s
-        self._root = ""
+        self.path = ""  # below the client's own place
 
     def within(self, folder: str) -> ObjectStore:
         """The same store, names relative to a folder in it."""
         inner = ObjectStore(f"{self.url}/{folder}", timeout_s=self.timeout_s, client=self.client)
-        inner._root = self._key(folder)
+        inner.path = self._key(folder)
         return inner
 
     def create(self, name: str, content: bytes) -> None:
@@ -87,7 +87,7 @@ class ObjectStore:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Every file below a folder, by name, with its size in bytes; none when the folder is not there."""
-        start = len(self._root) + 1 if self._root else 0
+        start = len(self.path) + 1 if self.path else 0
         found = self._call("list", folder, self.client.sizes)
         return {name[start:]: found[name] for name in sorted(found)}
 
@@ -106,7 +106,7 @@ class ObjectStore:
 
     def abort_uploads(self, folder: str, is_orphan: Callable[[str], bool]) -> None:
         """End uploads below a folder that were begun and never completed, where the store keeps (and bills) such."""
-        start = len(self._root) + 1 if self._root else 0
+        start = len(self.path) + 1 if self.path else 0
         self._call("abort uploads", folder, lambda key: self.client.abort_uploads(key, lambda k: is_orphan(k[start:])))
 
     # ----
@@ -123,7 +123,7 @@ class ObjectStore:
         parts = name.split("/")
         if name and any(part in ("", ".", "..") for part in parts):
             raise StorageError(f"{name!r} is not a name in the store: it would leave {self.url}.")
-        return f"{self._root}/{name}".strip("/")
+        return f"{self.path}/{name}".strip("/")
 
     def _call(self, what: str, name: str, call: Callable[[str], T], size_bytes: int = 0) -> T:
         key = self._key(name)

@@ -20,9 +20,8 @@ def probe(store: ObjectStore) -> None:
     try:
         store.create(name, content)
     except FileNotFoundError:
-        raise StorageError(
-            f"storage = {store.url!r}: there is no such bucket. Create it, or name one that exists."
-        ) from None
+        what = "there is no such bucket" if "://" in store.url else "it cannot be written: there is no such folder"
+        raise StorageError(f"storage = {store.url!r}: {what}. Create it, or name one that exists.") from None
     except StorageError as error:
         raise StorageError(f"storage cannot be written: {error} {_remedy(error)}") from None
     try:

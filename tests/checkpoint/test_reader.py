@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -15,6 +16,7 @@ import torch
 from elastic_trainer.checkpoint import reader
 from elastic_trainer.checkpoint.manifest import NAME
 from elastic_trainer.errors import Damaged, StorageError
+from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import SavedStep
 from tests.checkpoint.states import Ranks, tensors_of
@@ -71,13 +73,9 @@ def test_a_crafted_pickle_in_place_of_any_file_is_not_opened(
     for path in [*sorted((folder / step.path).parent.iterdir()), *sorted((folder / "log").iterdir())]:
         whole = path.read_bytes()
         path.write_bytes(bomb)
+        load = RunLog(store).read_all if path.parent.name == "log" else functools.partial(restore, store, step)
         with pytest.raises(Damaged):
-            if path.parent.name == "log":
-                from elastic_trainer.storage.log import RunLog
-
-                RunLog(store).read_all()
-            else:
-                restore(store, step)
+            load()
         path.write_bytes(whole)
 
     assert not (tmp_path / "exploded").exists()

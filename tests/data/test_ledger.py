@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from elastic_trainer.data.batch_plan import expected_digest
-from elastic_trainer.data.ledger import Audit, LedgerLine, audit
+from elastic_trainer.data.ledger import Audit, LedgerLine, audit, surviving
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.vocabulary import Token
 
@@ -18,7 +18,7 @@ def line(
 
 
 def test_a_right_ledger_has_nothing_missing_or_repeated() -> None:
-    found = audit(ORDER, (json.loads(json.dumps(line(step).to_json())) for step in range(10)))
+    found = audit(ORDER, surviving((json.loads(json.dumps(line(step).to_json())) for step in range(10)), []))
 
     assert found.summary() == {
         "steps_redone": 0,
@@ -54,3 +54,28 @@ def test_a_newer_generations_line_replaces_an_older_one() -> None:
 def test_an_empty_ledger_is_empty() -> None:
     assert Audit(ORDER).steps == 0
     assert Audit(ORDER).bad_steps() == []
+
+
+def test_lines_beyond_a_return_to_a_saved_step_are_void() -> None:
+    lines = [line(step, (1, 1)).to_json() for step in range(8)] + [line(step, (1, 2)).to_json() for step in range(4, 6)]
+
+    found = audit(ORDER, surviving(lines, [(Token(1, 2), 4)]))
+
+    assert (found.steps, found.bad_steps(6)) == (6, [])
+    assert found.bad_steps(7) == [6]
+
+
+def test_an_audit_goes_back_and_goes_on_from_what_was_kept() -> None:
+    whole = Audit(ORDER)
+    for step in range(10):
+        whole.add(line(step))
+    kept = Audit.from_dict(ORDER, json.loads(json.dumps(whole.to_dict(6))))
+    whole.go_back_to(6)
+
+    assert whole.steps_redone == 4
+    for each in (whole, kept):
+        assert (each.steps, each.bad_steps(6)) == (6, [])
+        for step in range(6, 10):
+            assert each.add(line(step, (1, 2)))
+        assert each.summary()["samples_trained"] == 2 * 53
+        assert each.bad_steps(10) == []
