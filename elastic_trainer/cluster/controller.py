@@ -270,8 +270,6 @@ class Controller:
             late = await asyncio.wait_for(
                 self._units.end_all(effect, END_S if is_finished else ABANDON_S), END_S + LET_GO_S
             )
-            if self._store is not None:
-                ray.kill(self._store)
             if late and is_finished:
                 reason += f"; {', '.join(map(str, late))} did not return within {END_S:g} s and were ended"
         except Exception as error:  # the summary must be written and drivers told, whatever went wrong

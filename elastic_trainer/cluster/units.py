@@ -146,6 +146,7 @@ class Units:
         while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
             if self.is_ending:
                 return
+        self._put(e.WorkerPlaced(worker))
         node_id = await asyncio.to_thread(placement.node_of, group)
         agent = await self._agent_of(node_id)
         await agent.adopt.remote(self._term, worker, group)
@@ -153,7 +154,6 @@ class Units:
             return
         actor = self._make_actor(worker, group)
         unit = self.living[worker] = Unit(actor, agent, actor.run.remote(agent, self._worker_spec(worker)))
-        self._put(e.WorkerPlaced(worker))
         self._spawn(self._watch(worker, unit))
 
     def _worker_spec(self, worker: Worker) -> WorkerSpec:
@@ -270,8 +270,10 @@ class Units:
             await self._reap(worker, unit)
         for group in self._groups.values():
             await asyncio.to_thread(remove_placement_group, group)
-        for agent in self._agents.values():
-            ray.kill(agent)
+        # by name: what was being started just now is known to nobody yet
+        for name in await asyncio.to_thread(actor_names, self._spec.run_name):
+            if not name.startswith("controller:"):
+                await _kill_by_name(name)
         return sorted(lives[life] for life in pending)
 
 

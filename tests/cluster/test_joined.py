@@ -1,0 +1,243 @@
+"""Runs on a cluster that exists: as a Ray job and from the command line, with token authentication on and off."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elastic_trainer.cluster.processes import descendants, kill_all, with_mark
+from tests.rayrun import ENDED_S, ROOT, await_value, job_config
+
+MARK = "ELASTIC_TRAINER_TEST"
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RayCluster:
+    """`ray start --head --block` with ports and a folder of its own."""
+
+    def __init__(self, auth: str, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.temp = tempfile.mkdtemp(prefix="et-", dir="/tmp")
+        port, self.dashboard = free_port(), free_port()
+        self.address = f"127.0.0.1:{port}"
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            MARK: self.mark,
+            "RAY_AUTH_MODE": auth,
+            "RAY_TMPDIR": self.temp,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONUNBUFFERED": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        if auth == "token":
+            environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        self.environment = environment
+        command = [str(BIN / "ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=4"]
+        command += [f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1", "--include-dashboard=true"]
+        command += [f"--dashboard-agent-listen-port={free_port()}", f"--metrics-export-port={free_port()}"]
+        command += [f"--runtime-env-agent-port={free_port()}", "--object-store-memory=150000000"]
+        self.log = folder / "ray.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
+            )
+
+    def jobs(self, *arguments: str, within_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """A `ray job` command."""
+        return subprocess.run(
+            [str(BIN / "ray"), "job", arguments[0], f"--address=http://127.0.0.1:{self.dashboard}", *arguments[1:]],
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=ROOT,
+            timeout=within_s,
+        )
+
+    def run(self, *arguments: str, within_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Our command, joined to the cluster."""
+        return subprocess.run(
+            [str(BIN / "elastic-trainer"), *arguments],
+            capture_output=True,
+            text=True,
+            env={**self.environment, "RAY_ADDRESS": self.address},
+            cwd=ROOT,
+            timeout=within_s,
+        )
+
+    def await_ready(self) -> None:
+        """Jobs can be submitted."""
+        await_value(lambda: True if self.jobs("list").returncode == 0 else None, 60, lambda: self.log.read_text())
+
+    def driver_pids(self, name: str) -> list[int]:
+        """Processes of the run's driver in the cluster."""
+        found = []
+        for process in with_mark(MARK, self.mark):
+            try:
+                words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(word.endswith(b"elastic-trainer") for word in words[:2]) and name.encode() in b" ".join(words):
+                found.append(process.pid)
+        return found
+
+    def end(self) -> None:
+        """Everything of it."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        for _ in range(50):
+            left = with_mark(MARK, self.mark) + descendants(self.process.pid)
+            if not left:
+                break
+            kill_all(left, signal.SIGKILL)
+            time.sleep(0.05)
+        self.process.wait()
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+
+@pytest.fixture(params=["disabled", "token"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RayCluster]:
+    running = RayCluster(request.param, tmp_path)
+    try:
+        running.await_ready()
+        yield running
+    finally:
+        running.end()
+
+
+def write_job(folder: Path, dataset: str, **fields: Any) -> Path:
+    config = job_config(folder, dataset, None, **fields)
+    path = folder / f"{config['name']}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_job_whose_driver_is_killed_goes_on_and_is_found_again(
+    cluster: RayCluster, tmp_path: Path, dataset: str
+) -> None:
+    """Then `ray job stop` ends it, saved."""
+    job = write_job(tmp_path, dataset, steps=100_000, task_args={"delay_s": 0.01})
+    folder = tmp_path / "runs/job"
+    submit = ("submit", "--no-wait", "--working-dir", ".", "--")
+
+    first = cluster.jobs(*submit, "elastic-trainer", "run", str(job))
+    assert first.returncode == 0, first.stdout + first.stderr
+    accounts = folder / "accounts/000001.json"
+    await_value(
+        lambda: True if accounts.exists() and '"generation": 1' in accounts.read_text() else None,
+        90,
+        lambda: cluster.jobs("list").stdout,
+    )
+    for pid in cluster.driver_pids("job.yaml"):
+        os.kill(pid, signal.SIGKILL)
+    before = cluster.run("status", "job", "--storage", str(tmp_path / "runs"))
+    assert "running" in before.stdout, before.stdout + before.stderr
+
+    second = cluster.jobs(*submit[:1], "--submission-id", "again", *submit[1:], "elastic-trainer", "run", str(job))
+    assert second.returncode == 0, second.stdout + second.stderr
+    await_value(
+        lambda: True if "attached to it" in cluster.jobs("logs", "again").stdout else None,
+        60,
+        lambda: cluster.jobs("logs", "again").stdout,
+    )
+    listed = cluster.run("runs", "ls", "--storage", str(tmp_path / "runs"))
+    assert "job   running" in listed.stdout, listed.stdout + listed.stderr
+    cluster.jobs("stop", "--no-wait", "again")
+
+    summary = await_value(
+        lambda: json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else None,
+        60,
+        lambda: cluster.jobs("logs", "again").stdout,
+    )
+    assert summary["status"] == "stopped"
+    assert summary["terms"] == 1
+    assert summary["checkpoint"]["steps"] == summary["steps"] > 0
+    assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
+    await_value(
+        lambda: (
+            True if "job   stopped" in cluster.run("runs", "ls", "--storage", str(tmp_path / "runs")).stdout else None
+        ),
+        ENDED_S,
+        lambda: "the run does not end",
+    )
+
+
+def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Path, dataset: str) -> None:
+    cluster = RayCluster("disabled", tmp_path)
+    try:
+        cluster.await_ready()
+        job = write_job(tmp_path, dataset, steps=100_000, task_args={"delay_s": 0.01})
+        environment = {**cluster.environment, "RAY_ADDRESS": cluster.address}
+        drivers = [
+            subprocess.Popen(
+                [str(BIN / "elastic-trainer"), "run", str(job)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+            )
+            for _ in range(2)
+        ]
+        accounts = tmp_path / "runs/job/accounts/000001.json"
+        await_value(
+            lambda: True if accounts.exists() and '"generation": 1' in accounts.read_text() else None,
+            90,
+            lambda: "no generation",
+        )
+
+        other = write_job(tmp_path, dataset, steps=100_000, task_args={"delay_s": 0.01}, seed=5)
+        refused = cluster.run("run", str(other))
+        assert refused.returncode == 2, refused.stdout
+        assert "seed = 5 differs from the 0" in refused.stderr
+        stopped = cluster.run("runs", "stop", "job")
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+        assert "stopped: stopped by elastic-trainer runs stop; saved after step" in stopped.stdout
+
+        outputs = [driver.communicate(timeout=60)[0] for driver in drivers]
+        assert sum("attached to it" in output for output in outputs) == 1, outputs
+        assert all("0 missing, 0 repeated" in output for output in outputs), outputs
+        assert json.loads((tmp_path / "runs/job/summary.json").read_text())["terms"] == 1
+    finally:
+        cluster.end()
+
+
+def test_a_missing_cluster_and_a_missing_token_are_explained(tmp_path: Path, dataset: str) -> None:
+    job = write_job(tmp_path, dataset)
+    cluster = RayCluster("token", tmp_path)
+    try:
+        cluster.await_ready()
+        without = {n: v for n, v in cluster.environment.items() if n not in ("RAY_AUTH_TOKEN", MARK)}
+        command = [str(BIN / "elastic-trainer"), "run", str(job), "--address", cluster.address]
+        for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}):
+            refused = subprocess.run(
+                command, capture_output=True, text=True, env={**without, **wrong}, cwd=ROOT, timeout=120
+            )
+            assert refused.returncode == 1, refused.stdout + refused.stderr
+            assert "RAY_AUTH_TOKEN" in refused.stderr, refused.stderr
+            assert "Traceback" not in refused.stderr, refused.stderr
+    finally:
+        cluster.end()
