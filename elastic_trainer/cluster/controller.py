@@ -39,6 +39,7 @@ LET_GO_S = 30.0  # for actors and placement groups; a second or two was seen
 ABANDON_S = 1.0  # for a run that failed or was stopped: its workers have only to return
 FLUSH_S = 5.0  # what a killed controller may cost a reader of the run's files
 LINGER_S = 10.0  # an ended run's controller waits so long for somebody who wants to hear of the end
+QUIET_S = 1.0  # who watches asks several times a second
 WATCH_S = 0.25  # one answer to a watcher when there is no news
 
 
@@ -71,6 +72,7 @@ class Controller:
         self._is_ready = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._is_ending = False
+        self._asked_at = 0.0
         self._problem = ""  # why the run could not begin
         self._store: ActorHandle | None = None
         self._store_numbers = itertools.count(1)
@@ -101,6 +103,7 @@ class Controller:
     async def watch(self, cursor: int) -> Standing:
         """How the run stands and the news since `cursor`; waits a little when there is none."""
         await self._is_ready.wait()
+        self._asked_at = time.monotonic()
         await self._chronicle.await_news(cursor, timeout_s=WATCH_S)
         pids = {str(w): p.pid for w, p in self._chronicle.processes.items() if w in self._units.living}
         return self._chronicle.snapshot(cursor, pids, has_ended=self._has_ended.is_set())
@@ -111,7 +114,9 @@ class Controller:
         return self._chronicle.summary
 
     async def leave(self) -> None:
-        """Somebody has heard of the end: nothing is left to do here."""
+        """Somebody has heard of the end: nothing is left to do here, once all who watch have."""
+        while self._has_ended.is_set() and time.monotonic() - self._asked_at < QUIET_S:
+            await asyncio.sleep(QUIET_S / 4)
         if self._has_ended.is_set() or self._problem:
             self._exit()
 

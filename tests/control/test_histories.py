@@ -1,6 +1,6 @@
 """A Hypothesis state machine over control: it shrinks to the shortest history that breaks a law.
 
-In it are kills, joins, new controllers, late, doubled and reordered reports, and saves whose outcome is unknown for long.
+In it are kills, joins, new controllers, late, doubled and reordered reports, and saves whose outcome stays unknown.
 """
 
 from __future__ import annotations
