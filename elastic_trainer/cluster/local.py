@@ -251,7 +251,9 @@ def _why_not_joined(address: str | None, error: Exception) -> str:
             "that holds the task's code and not its data."
         )
     return (
-        f"no Ray cluster can be joined at {where}: {first} Start one with `ray start --head`, or leave the address out."
+        f"no Ray cluster can be joined at {where}: {first} Start one with `ray start --head`, or leave the address "
+        "out. A cluster with token authentication (Ray's default) also needs RAY_AUTH_MODE=token and its "
+        "RAY_AUTH_TOKEN here."
     )
 
 

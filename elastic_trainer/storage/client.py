@@ -6,8 +6,8 @@ Clients raise Python's own errors (FileNotFoundError, FileExistsError, Permissio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from elastic_trainer.errors import ConfigError
@@ -45,6 +45,14 @@ class Client(Protocol):
 
     def is_transient(self, error: BaseException) -> bool:
         """Whether a repetition may succeed."""
+
+
+@runtime_checkable
+class ScatteringClient(Protocol):
+    """A client that fills several places in memory by one read."""
+
+    def read_scattered(self, key: str, offset: int, targets: Sequence[memoryview]) -> int:
+        """Fill the targets one after the other; returns how many bytes there were."""
 
 
 def client_for(url: str, options: Mapping[str, Any]) -> Client:

@@ -45,12 +45,14 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     raise value
 
 
-def retried(call: Callable[[], T], *, try_s: float, whole_s: float, is_final: Callable[[BaseException], bool]) -> T:
+def retried(
+    call: Callable[[], T], *, try_s: float | None, whole_s: float, is_final: Callable[[BaseException], bool]
+) -> T:
     """`call` until it succeeds, each try at most `try_s`, all of them at most `whole_s` seconds.
 
     Args:
         call: May be repeated without harm.
-        try_s: Bound of one try.
+        try_s: Bound of one try; None when the caller watches over it and the thread it is made in.
         whole_s: Bound of all tries and the pauses between them.
         is_final: Whether an error will come back however often it is tried.
 
@@ -61,7 +63,7 @@ def retried(call: Callable[[], T], *, try_s: float, whole_s: float, is_final: Ca
     tries = 0
     while True:
         try:
-            return within(max(0.05, min(try_s, end - time.monotonic())), call)
+            return call() if try_s is None else within(max(0.05, min(try_s, end - time.monotonic())), call)
         except Exception as error:
             pause = PAUSE_S[min(tries, len(PAUSE_S) - 1)]
             if is_final(error) or time.monotonic() + pause >= end:

@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from elastic_trainer.storage.client import Buffer
 
 PARTIAL = ".partial"
+MOST_TARGETS = 1024  # of one preadv, by POSIX
 _FINAL = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 
 
@@ -35,14 +36,22 @@ class LocalClient:
 
     def read_into(self, key: str, offset: int, target: memoryview) -> int:
         """Straight into the target's memory."""
+        return self.read_scattered(key, offset, [target])
+
+    def read_scattered(self, key: str, offset: int, targets: Sequence[memoryview]) -> int:
+        """One system call, when the kernel gives all at once."""
         descriptor = os.open(self._folder / key, os.O_RDONLY)
         try:
-            done = 0
-            while done < len(target):
-                count = os.preadv(descriptor, [target[done:]], offset + done)
+            done, left = 0, [target for target in targets if len(target)]
+            while left:
+                count = os.preadv(descriptor, left[:MOST_TARGETS], offset + done)
                 if count == 0:
                     break
                 done += count
+                while left and count >= len(left[0]):
+                    count -= len(left.pop(0))
+                if count:
+                    left[0] = left[0][count:]
             return done
         finally:
             os.close(descriptor)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from elastic_trainer.errors import StorageError
-from elastic_trainer.storage.client import Buffer, Client, client_for
+from elastic_trainer.storage.client import Buffer, Client, ScatteringClient, client_for
 from elastic_trainer.storage.deadline import Overdue, retried
 
 T = TypeVar("T")
@@ -85,6 +85,35 @@ class ObjectStore:
                 f"{self.url}/{name} ends at byte {offset + count}, before {offset + len(target)}: it was cut short."
             )
 
+    def read_watched(self, name: str, offset: int, targets: Sequence[memoryview]) -> None:
+        """Like `read_into`, for a thread that its caller watches and leaves behind: the call has no bound of its own.
+
+        Args:
+            name: Of the file.
+            offset: Of the first byte.
+            targets: Filled one after the other; several only when `reads_scattered`.
+        """
+        size = sum(map(len, targets))
+        client = self.client
+        if isinstance(client, ScatteringClient):
+            count = self._call("read", name, lambda key: client.read_scattered(key, offset, targets), None)
+        else:
+            (target,) = targets
+            count = self._call("read", name, lambda key: client.read_into(key, offset, target), None)
+        if count != size:
+            raise StorageError(
+                f"{self.url}/{name} ends at byte {offset + count}, before {offset + size}: it was cut short."
+            )
+
+    @property
+    def reads_scattered(self) -> bool:
+        """Whether one read can fill several places in memory: with local files it can."""
+        return isinstance(self.client, ScatteringClient)
+
+    def silent_s(self, size_bytes: int) -> float:
+        """How long a watched read of so many bytes may take."""
+        return self.timeout_s + size_bytes / SLOWEST
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Every file below a folder, by name, with its size in bytes; none when the folder is not there."""
         start = len(self.path) + 1 if self.path else 0
@@ -125,13 +154,14 @@ class ObjectStore:
             raise StorageError(f"{name!r} is not a name in the store: it would leave {self.url}.")
         return f"{self.path}/{name}".strip("/")
 
-    def _call(self, what: str, name: str, call: Callable[[str], T], size_bytes: int = 0) -> T:
+    def _call(self, what: str, name: str, call: Callable[[str], T], size_bytes: int | None = 0) -> T:
+        """Bounded by the size that moves; None: the caller watches."""
         key = self._key(name)
-        allowance = size_bytes / SLOWEST
+        allowance = (size_bytes or 0) / SLOWEST
         try:
             return retried(
                 lambda: call(key),
-                try_s=self.timeout_s / 2 + allowance,
+                try_s=None if size_bytes is None else self.timeout_s / 2 + allowance,
                 whole_s=self.timeout_s + 2 * allowance,
                 is_final=lambda error: not isinstance(error, Overdue) and not self.client.is_transient(error),
             )

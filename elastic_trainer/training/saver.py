@@ -7,7 +7,9 @@ needed, and what the sums say is what all do.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ from elastic_trainer.training.rider import Rider
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, assemble, describe
 from elastic_trainer.vocabulary import SavedStep, Token, Worker
+
+
+EXIT_IN_DOUBT = 72
 
 
 def versions() -> dict[str, str]:
@@ -150,6 +155,9 @@ class Saver:
             try:
                 store = self._settings.open_store()
                 manifest = restore_from(store, source, state, check)
+            except reader.MemoryInDoubt as error:
+                print(f"worker {self._worker} ends, its memory is in doubt: {error}", file=sys.stderr, flush=True)
+                os._exit(EXIT_IN_DOUBT)  # an ordinary loss of a process is better than a model that changes by itself
             except StorageError as error:
                 problems.append(f"step {source.steps}: {error}")
                 continue

@@ -1,4 +1,4 @@
-"""Everything of a run is killed at once, at random moments; the same name again resumes, and nothing shows in the end."""
+"""Everything of a run is killed at once, at random moments; the same name again resumes, and nothing shows."""
 
 from __future__ import annotations
 
