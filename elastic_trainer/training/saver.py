@@ -30,7 +30,6 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, assemble, describe
 from elastic_trainer.vocabulary import SavedStep, Token, Worker
 
-
 EXIT_IN_DOUBT = 72
 
 
