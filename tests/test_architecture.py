@@ -39,7 +39,6 @@ TESTED_ELSEWHERE = {
     "cluster/logs.py": "test_commands.py",
     "cluster/chronicle.py": "cluster/test_controller.py",  # actors and what only whole runs show
     "cluster/cluster_process.py": "cluster/test_endings.py",
-    "cluster/node_agent.py": "cluster/test_endings.py",
     "cluster/rendezvous.py": "cluster/test_endings.py",
     "cluster/worker.py": "cluster/test_endings.py",
 }

@@ -269,6 +269,7 @@ class Run:
         self.buffers.forget_agreement()
         problems = self._restore(order)
         self._reconcile(order, problems)
+        self.saver.joined_at(self.steps_done)
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
     def _restore(self, order: FormGeneration) -> list[str]:

@@ -93,6 +93,11 @@ class Saver:
         self.skipped += waits
         return waits
 
+    def joined_at(self, steps: int) -> None:
+        """A generation begins after `steps` steps: what this rank saved beyond is no longer the run's."""
+        if self._saved_at > steps:
+            self._saved_at = -1
+
     def save_if_agreed(self, state: RegisteredState, place: Place) -> None:
         """Copy and begin to write, when the ranks agreed to after this step."""
         if self._is_agreed:

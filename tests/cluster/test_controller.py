@@ -261,6 +261,18 @@ def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     assert ledger(result) == undisturbed
 
 
+def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be left is found by the fixture that follows every test here."""
+    monkeypatch.setattr("elastic_trainer.trainer.BACK_S", 1.0)
+
+    def on_standing(standing: Standing) -> None:
+        if standing.step > 5:
+            ray.kill(ray.get_actor("controller:job"))
+
+    with pytest.raises(ClusterError, match="did not come back"):
+        fit(functools.partial(NetTask, delay_s=0.02)(), on_standing, timeouts={"orphan_s": 3.0})
+
+
 def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> None:
     class Local(NetTask):
         pass

@@ -1,0 +1,110 @@
+"""The agent by itself, without Ray: whom it obeys, and what it keeps for a controller that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from elastic_trainer.cluster.messages import Report
+from elastic_trainer.cluster.node_agent import AgentSpec, NodeAgent
+from elastic_trainer.cluster.processes import this_process
+from elastic_trainer.control import effects as f
+from elastic_trainer.control import events as e
+from elastic_trainer.errors import Fenced
+from elastic_trainer.storage.probe import leave_marker
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.vocabulary import Stage, Token, Worker
+from tests.harness import settings_for
+
+W = Worker(0, 0)
+
+
+@pytest.fixture
+def settings(dataset: str, tmp_path: Path) -> TrainSettings:
+    return settings_for(dataset, steps=5, run_url=str(tmp_path))
+
+
+class Method:
+    """What `handle.report.remote(...)` is to an actor's handle."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+
+    async def remote(self, term: int, reports: list[Report]) -> int:
+        if self._controller.is_dead:
+            raise RayActorError
+        self._controller.got += reports
+        return 7
+
+
+class Controller:
+    """Stands for a controller's handle."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self.got: list[Report] = []
+        self.report = Method(self)
+
+
+def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> None:
+    async def check() -> None:
+        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        marker = leave_marker(settings.open_store())
+        controller: Any = Controller()
+        await agent.attach(2, controller, marker)
+
+        order = f.AbortGeneration(Token(1, 1), (W,), "")
+        for call in (
+            agent.attach(1, controller, marker),
+            agent.deliver(1, [(W, order)]),
+            agent.adopt(1, W, controller),
+            agent.reap(1, W),
+        ):
+            with pytest.raises(Fenced, match="belongs to the controller of term 2"):
+                await call
+        await agent.deliver(2, [(W, order)])
+        assert (await agent.exchange(Report(W))).orders == (order,)
+
+    asyncio.run(check())
+
+
+def test_reports_are_kept_while_there_is_no_controller(settings: TrainSettings) -> None:
+    async def check() -> None:
+        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        marker = leave_marker(settings.open_store())
+        first: Any = Controller()
+        await agent.attach(1, first, marker)
+        first.is_dead = True
+        await agent.report(Report(W, process=this_process()))
+        await agent.report(Report(W, events=(e.WorkerWarm(W, 0, 5),)))
+
+        second: Any = Controller()
+        found, _, problem = await agent.attach(2, second, marker)
+        for _ in range(200):
+            if len(second.got) == 2:
+                break
+            await asyncio.sleep(0.02)
+
+        assert [each.events for each in second.got] == [(), (e.WorkerWarm(W, 0, 5),)]
+        assert found == (e.FoundWorker(W, Stage.WARM, holds=5),)
+        assert problem == ""
+        answer = await agent.exchange(Report(W))
+        assert (answer.term, answer.acknowledged) == (2, 7)
+
+    asyncio.run(check())
+
+
+def test_a_node_that_sees_another_folder_says_so(settings: TrainSettings) -> None:
+    async def check() -> None:
+        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        controller: Any = Controller()
+
+        _, _, problem = await agent.attach(1, controller, (".probe/elsewhere", b"x"))
+
+        assert f"sees another folder at storage {settings.run_url!r}" in problem
+
+    asyncio.run(check())
