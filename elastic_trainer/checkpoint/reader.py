@@ -10,16 +10,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xxhash
 
 from elastic_trainer.checkpoint.manifest import CHUNK_BYTES, ChunkRead, Manifest
 from elastic_trainer.errors import Damaged, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import SavedStep
+
+if TYPE_CHECKING:
+    import torch
 
 READERS = 8  # requests at a time; one waits for the store while another compares and copies
 
@@ -190,6 +192,8 @@ def _read_chunk(store: ObjectStore, chunk: ChunkRead, places: list[memoryview]) 
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    import torch  # not above: a controller verifies without tensors, and starts faster without torch
+
     flat = tensor.detach().reshape(-1)
     assert flat.data_ptr() == tensor.data_ptr(), "a target must be contiguous"
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

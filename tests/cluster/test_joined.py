@@ -22,6 +22,7 @@ import yaml
 
 from elastic_trainer.cluster.processes import descendants, kill_all, with_mark
 from tests.rayrun import ENDED_S, ROOT, await_value, job_config
+from tests.rotation import rotating
 
 MARK = "ELASTIC_TRAINER_TEST"
 BIN = Path(sys.executable).parent
@@ -118,7 +119,7 @@ class RayCluster:
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
-@pytest.fixture(params=["disabled", "token"])
+@pytest.fixture(params=rotating(["disabled", "token"], 1))
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RayCluster]:
     running = RayCluster(request.param, tmp_path)
     try:

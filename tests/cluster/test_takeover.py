@@ -54,7 +54,7 @@ def await_account(run: CommandRun) -> None:
 PHASES = ["cluster", "starting", "running", "rebuilding", "evaluating", "saving"]
 
 
-@pytest.mark.parametrize("phase", rotating(PHASES, 3))
+@pytest.mark.parametrize("phase", rotating(PHASES, 2))
 def test_another_controller_takes_over_in_each_phase(phase: str, start: Start) -> None:
     fields: dict[str, Any] = {"steps": 900, "checkpoint": {"every_steps": 100}, "timeouts": {"form_s": 10.0}}
     if phase == "evaluating":
@@ -112,23 +112,13 @@ def test_training_goes_on_while_there_is_no_controller(start: Start) -> None:
     run.assert_nothing_left()
 
 
-def test_store_and_controller_die_together(start: Start) -> None:
+@pytest.mark.parametrize("other", rotating(["ray::RendezvousStore", "ray::WorkerActor"], 1))
+def test_the_controller_and_another_die_together(other: str, start: Start) -> None:
     run = start(steps=600)
     run.await_line("generation 1")
+    run.await_pids("ray::WorkerActor", 2)
 
-    kill(run, "ray::RendezvousStore")
-    kill(run, "ray::Controller")
-
-    assert run.end(120) == 0, run.output
-    assert_exact(run, 600)
-    run.assert_nothing_left()
-
-
-def test_controller_and_a_worker_die_together(start: Start) -> None:
-    run = start(steps=600)
-    run.await_line("generation 1")
-
-    os.kill(run.await_pids("ray::WorkerActor", 2)[0], signal.SIGKILL)
+    kill(run, other)
     kill(run, "ray::Controller")
 
     assert run.end(120) == 0, run.output
@@ -137,6 +127,7 @@ def test_controller_and_a_worker_die_together(start: Start) -> None:
     run.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_a_controller_that_dies_again_and_again(start: Start) -> None:
     run = start(steps=1500, checkpoint={"every_steps": 50})
     run.await_line("generation 1")
