@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 TODAY = int(time.time() // 86400)
 
@@ -18,3 +20,8 @@ def rotating(cases: Sequence[Any], count: int) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if i in today else pytest.mark.soak)
         for i, case in enumerate(cases)
     ]
+
+
+def turn(part: int, parts: int) -> Callable[[T], T]:
+    """Decorates a test that takes its turn with others: the suite runs it every `parts` days, `make soak` always."""
+    return (lambda test: test) if TODAY % parts == part else pytest.mark.soak

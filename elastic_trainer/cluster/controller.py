@@ -39,7 +39,7 @@ LET_GO_S = 30.0  # for actors and placement groups; a second or two was seen
 ABANDON_S = 1.0  # for a run that failed or was stopped: its workers have only to return
 FLUSH_S = 5.0  # what a killed controller may cost a reader of the run's files
 LINGER_S = 10.0  # an ended run's controller waits so long for somebody who wants to hear of the end
-QUIET_S = 1.0  # who watches asks several times a second
+QUIET_S = 0.5  # who watches asks several times a second
 WATCH_S = 0.25  # one answer to a watcher when there is no news
 
 

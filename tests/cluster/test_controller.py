@@ -18,6 +18,7 @@ from ray.util.placement_group import placement_group_table
 from elastic_trainer import ClusterError, ElasticTrainer, JobConfig, LocalCluster, ResourcesError, Result, RunFailed
 from elastic_trainer.observability.standing import Standing
 from tests.rayrun import await_value, job_config
+from tests.rotation import rotating, turn
 from tests.tasks import NetTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
 
 STEPS = 150
@@ -122,6 +123,7 @@ def test_kills_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
     check_kills(fit, undisturbed, random_kills(seed_of_the_day, 1))
 
 
+@turn(0, 3)
 def test_two_of_three_killed_at_once_leave_one_that_goes_on(fit: Fit, undisturbed: dict[int, tuple[int, str]]) -> None:
     check_kills(fit, undisturbed, [(20, (0, 1))])
 
@@ -138,6 +140,7 @@ def test_each_rank_killed(fit: Fit, undisturbed: dict[int, tuple[int, str]], ran
     check_kills(fit, undisturbed, [(30, (rank,))])
 
 
+@turn(1, 3)
 def test_a_replacement_is_back_before_the_end(fit: Fit) -> None:
     result = fit(SLOW(), KillAt([(20, (1,))]), steps=300)
 
@@ -154,6 +157,7 @@ def fails(fit: Fit, task: Any, **fields: Any) -> str:
     return str(caught.value)
 
 
+@turn(0, 3)
 def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) -> None:
     message = fails(fit, RaisingTask("build"))
 
@@ -163,6 +167,7 @@ def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) 
     assert "elastic_trainer/training" not in message.split("ValueError")[0].replace("training/task.py", "")
 
 
+@turn(1, 3)
 def test_an_exception_in_loss_names_rank_and_step(fit: Fit) -> None:
     message = fails(fit, RaisingTask("loss", step=3, rank=1))
 
@@ -171,6 +176,7 @@ def test_an_exception_in_loss_names_rank_and_step(fit: Fit) -> None:
     assert "raised on purpose in loss" in message
 
 
+@turn(0, 3)
 def test_a_deterministic_exception_at_step_7_stops_after_three_tries(fit: Fit) -> None:
     message = fails(fit, RaisingTask("loss", step=7))
 
@@ -178,6 +184,7 @@ def test_a_deterministic_exception_at_step_7_stops_after_three_tries(fit: Fit) -
     assert "at step 7 (loss)" in message
 
 
+@turn(2, 3)
 def test_an_exception_that_passes_does_not_end_the_run(fit: Fit) -> None:
     summary = fit(RaisingTask("loss", step=7, worker_id=1, times=2)).summary
 
@@ -185,6 +192,7 @@ def test_an_exception_that_passes_does_not_end_the_run(fit: Fit) -> None:
     assert summary["survivor_pids_unchanged"]
 
 
+@turn(2, 3)
 def test_a_callback_that_raises_is_a_warning(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(RaisingTask("on_step", times=1)).summary["status"] == "finished"
     assert "on_step raised at step 0, training goes on: ValueError" in capsys.readouterr().out
@@ -192,22 +200,27 @@ def test_a_callback_that_raises_is_a_warning(fit: Fit, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("task", "told"),
-    [
-        (ShapelessLossTask(), "the loss has shape (2,), not one element"),
-        (UnreachableLossTask(), "the loss has no gradient"),
-        (WrongColumnTask(), "the data has no column 'target'; it has 'x', 'y', 'number'"),
-    ],
+    rotating(
+        [
+            (ShapelessLossTask(), "the loss has shape (2,), not one element"),
+            (UnreachableLossTask(), "the loss has no gradient"),
+            (WrongColumnTask(), "the data has no column 'target'; it has 'x', 'y', 'number'"),
+        ],
+        1,
+    ),
 )
 def test_a_task_that_breaks_a_rule_is_told_what_to_do(fit: Fit, task: Any, told: str) -> None:
     assert told in fails(fit, task)
 
 
+@turn(1, 3)
 def test_a_batch_norm_that_meets_a_single_row_says_what_to_change(fit: Fit) -> None:
     message = fails(fit, NetTask(), micro_batch=1, logical_ranks=24)
 
     assert "A batch-norm met a micro-batch of a single row" in message
 
 
+@turn(0, 3)
 def test_a_damaged_data_file_is_named(fit: Fit, dataset: str, tmp_path: Path) -> None:
     import shutil
 
@@ -232,6 +245,7 @@ def test_too_few_resources_are_told_with_what_was_asked_and_what_there_is(fit: F
     assert "3 fit" in str(caught.value)
 
 
+@turn(1, 3)
 def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
     scaling = {"min_workers": 4, "max_workers": 4, "resources_per_worker": {"CPU": 1}, "wait_s": 3.0}
     message = fails(fit, NetTask(), scaling=scaling)
@@ -239,6 +253,7 @@ def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
     assert "only 3 of at least 4 workers found their resources" in message
 
 
+@turn(2, 3)
 def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     fit: Fit, undisturbed: dict[int, tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +276,7 @@ def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     assert ledger(result) == undisturbed
 
 
+@turn(0, 3)
 def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be left is found by the fixture that follows every test here."""
     monkeypatch.setattr("elastic_trainer.trainer.BACK_S", 1.0)
@@ -273,6 +289,7 @@ def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch:
         fit(functools.partial(NetTask, delay_s=0.02)(), on_standing, timeouts={"orphan_s": 3.0})
 
 
+@turn(1, 3)
 def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> None:
     class Local(NetTask):
         pass

@@ -56,7 +56,7 @@ def fields_for(phase: str) -> dict[str, Any]:
 STOPS = [(phase, signum) for signum in (signal.SIGINT, signal.SIGTERM) for phase in PHASES]
 
 
-@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 3))
+@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 2))
 def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.Signals, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -84,7 +84,7 @@ def test_a_second_signal_does_not_wait_for_the_step(start: Start) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", rotating(PHASES, 2))
+@pytest.mark.parametrize("phase", rotating(PHASES, 1))
 def test_a_killed_driver_takes_its_cluster_along(phase: str, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -126,7 +126,7 @@ def test_a_workers_children_end_with_it(start: Start) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("role", ["ray::NodeAgent", "ray::RendezvousStore"])
+@pytest.mark.parametrize("role", rotating(["ray::NodeAgent", "ray::RendezvousStore"], 1))
 def test_the_runs_own_helpers_may_die(role: str, start: Start) -> None:
     """The store's death is not even noticed by the group; an agent's takes its workers along, which are replaced."""
     run = start(steps=600, evaluate_every=20)

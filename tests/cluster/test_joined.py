@@ -22,7 +22,7 @@ import yaml
 
 from elastic_trainer.cluster.processes import descendants, kill_all, with_mark
 from tests.rayrun import ENDED_S, ROOT, await_value, job_config
-from tests.rotation import rotating
+from tests.rotation import rotating, turn
 
 MARK = "ELASTIC_TRAINER_TEST"
 BIN = Path(sys.executable).parent
@@ -186,6 +186,7 @@ def test_a_job_whose_driver_is_killed_goes_on_and_is_found_again(
     )
 
 
+@turn(0, 2)
 def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Path, dataset: str) -> None:
     cluster = RayCluster("disabled", tmp_path)
     try:
@@ -226,6 +227,7 @@ def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Pa
         cluster.end()
 
 
+@turn(1, 2)
 def test_a_missing_cluster_and_a_missing_token_are_explained(tmp_path: Path, dataset: str) -> None:
     job = write_job(tmp_path, dataset)
     cluster = RayCluster("token", tmp_path)

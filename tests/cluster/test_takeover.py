@@ -54,7 +54,7 @@ def await_account(run: CommandRun) -> None:
 PHASES = ["cluster", "starting", "running", "rebuilding", "evaluating", "saving"]
 
 
-@pytest.mark.parametrize("phase", rotating(PHASES, 2))
+@pytest.mark.parametrize("phase", rotating(PHASES, 1))
 def test_another_controller_takes_over_in_each_phase(phase: str, start: Start) -> None:
     fields: dict[str, Any] = {"steps": 900, "checkpoint": {"every_steps": 100}, "timeouts": {"form_s": 10.0}}
     if phase == "evaluating":

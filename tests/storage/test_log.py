@@ -34,9 +34,9 @@ def test_entries_come_back_from_the_newest_compacted_one(store: ObjectStore) -> 
     assert [entry.kind for entry in RunLog(store).read_all()] == ["term", "compacted", "saved"]
 
 
-@pytest.mark.parametrize("part", rotating(range(10), 1))
+@pytest.mark.parametrize("part", rotating(range(20), 1))
 def test_racing_creates_have_one_winner_each(part: int, store: ObjectStore) -> None:
-    for number in range(10):
+    for number in range(5):
         logs = [RunLog(store.within(f"{part}-{number}")) for _ in range(6)]
         outcomes: list[str] = []
         start = threading.Barrier(len(logs))

@@ -94,7 +94,7 @@ def test_no_name_leaves_the_store(name: str, store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "503", "drop-before", "drop-after", "truncate", "hang"])
 def test_one_fault_of_the_server_is_overcome(fault: str, s3: S3Server, proxy: FaultProxy) -> None:
-    store = ObjectStore(s3.url(), s3.options(proxy.port), timeout_s=6)
+    store = ObjectStore(s3.url(), s3.options(proxy.port), timeout_s=3)
     store.put("warm.bin", BIG)
     target = bytearray(len(BIG))
 
