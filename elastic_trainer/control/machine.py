@@ -114,8 +114,12 @@ class Machine:
             case e.SaveBegan():
                 return saving.began(self.state, self.limits, event, now)
             case e.PiecesWritten():
+                effects = self._copied(event, now)
                 saving.written(self.state, event)
-            case e.PiecesFailed() | e.SaveFailed():
+                return effects
+            case e.PiecesFailed():
+                return self._copied(event, now) + saving.failed(self.state, self.limits, event)
+            case e.SaveFailed():
                 return saving.failed(self.state, self.limits, event)
             case e.StepSaved():
                 return saving.stands(self.state, event)
@@ -131,6 +135,10 @@ class Machine:
             case _:
                 assert_never(event)
         return []
+
+    def _copied(self, event: e.PiecesWritten | e.PiecesFailed, now: float) -> list[Effect]:
+        """Who tells of its part has a copy, though the report of that may come later: another thread sends it."""
+        return saving.began(self.state, self.limits, e.SaveBegan(event.worker, event.token, event.steps), now)
 
     def _begin(self, event: e.RunBegan, now: float) -> list[Effect]:
         state = self.state
