@@ -22,7 +22,7 @@ def test_digests_add_up_exactly_over_thousands_of_ranks() -> None:
 def test_the_sum_of_two_ranks() -> None:
     total = Rider.from_tensor(rider(park=1).to_tensor() + rider(weight=4.0, digest=MAX).to_tensor())
 
-    assert total == Rider(6.0, 6.0, 14, 4, 4, 1, 0, 0)
+    assert total == Rider(6.0, 6.0, 14, 4, 4, 1, 0, 0, 0, 0)
     assert total.scale(7) == 1 / 6
     total.check_steps(7, 2)
 
