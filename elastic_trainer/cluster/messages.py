@@ -13,9 +13,13 @@ from elastic_trainer.vocabulary import Worker
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From a worker, by way of its node agent, to the controller. Lines stand before the events they belong to."""
+    """From a worker, by way of its node agent, to the controller. Lines stand before the events they belong to.
+
+    `number` counts the reports of a worker from 0: the agent passes them on in that order.
+    """
 
     worker: Worker
+    number: int
     lines: tuple[Line, ...] = ()
     events: tuple[Event, ...] = ()
     process: ProcessId | None = None  # once, when the worker begins

@@ -19,6 +19,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from elastic_trainer.cluster.in_order import InOrder
 from elastic_trainer.cluster.inventory import Inventory
 from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.logs import keep_log, log_since
@@ -62,6 +63,7 @@ class NodeAgent:
         self._has_order: dict[Worker, asyncio.Event] = {}
         self._processes: dict[Worker, ProcessId] = {}
         self._groups: dict[Worker, PlacementGroup] = {}
+        self._in_order: dict[Worker, InOrder[Report]] = {}
         self._inventory = Inventory()
         self._acknowledged = 0
         self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
@@ -104,6 +106,7 @@ class NodeAgent:
         process = self._processes.get(worker)
         await asyncio.to_thread(self._kill, [worker])
         self._inventory.forget(worker)
+        self._in_order.pop(worker, None)
         self._groups.pop(worker, None)
         self._orders.pop(worker, None)
         self._has_order.pop(worker, None)
@@ -159,6 +162,10 @@ class NodeAgent:
             return f"cannot reach the storage: {error}"
 
     def _take(self, report: Report) -> None:
+        for due in self._in_order.setdefault(report.worker, InOrder()).take(report.number, report):
+            self._pass_on(due)
+
+    def _pass_on(self, report: Report) -> None:
         if report.process is not None:
             self._processes[report.worker] = report.process
             self._inventory.began(report.worker)

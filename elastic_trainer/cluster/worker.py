@@ -5,6 +5,7 @@ While `run()` is in the main thread no Ray call reaches the actor, so orders com
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ from elastic_trainer.cluster.outbox import Outbox
 from elastic_trainer.cluster.processes import this_process
 from elastic_trainer.control.effects import FormGeneration
 from elastic_trainer.control.events import Event, GroupLeft, TaskFailed, WorkerFinished
-from elastic_trainer.observability.lines import NoteLine
+from elastic_trainer.observability.lines import Line, NoteLine
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 
@@ -112,11 +113,13 @@ class _Link:
         self.outbox = Outbox()
         self._mailbox: Any = None
         self._early: list[Any] = []
+        self._numbers = itertools.count()
+        self._sending = threading.Lock()
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Tell the agent who lives here, and listen."""
-        ray.get(self._agent.report.remote(Report(self._worker, process=this_process())))
+        ray.get(self._send((), process=this_process()))
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def deliver_to(self, mailbox: Any) -> None:
@@ -128,13 +131,18 @@ class _Link:
 
     def report(self, event: Event) -> None:
         """Send an event now, behind the lines recorded before it."""
-        is_leaving = isinstance(event, GroupLeft | TaskFailed | WorkerFinished)
-        lines = self.outbox.take_all() if is_leaving else self.outbox.take()
-        self._agent.report.remote(Report(self._worker, lines, (event,)))
+        with self._sending:  # lines are taken and numbered at once, whichever thread reports
+            is_leaving = isinstance(event, GroupLeft | TaskFailed | WorkerFinished)
+            self._send(self.outbox.take_all() if is_leaving else self.outbox.take(), (event,))
 
     def flush(self) -> None:
         """Send what is left and wait until the agent has it."""
-        ray.get(self._agent.report.remote(Report(self._worker, self.outbox.take_all())))
+        with self._sending:
+            sent = self._send(self.outbox.take_all())
+        ray.get(sent)
+
+    def _send(self, lines: tuple[Line, ...], events: tuple[Event, ...] = (), process: Any = None) -> ray.ObjectRef:
+        return self._agent.report.remote(Report(self._worker, next(self._numbers), lines, events, process))
 
     def _listen(self) -> None:
         try:
@@ -146,7 +154,10 @@ class _Link:
             os._exit(EXIT_WITHOUT_AGENT)
 
     def _exchange(self) -> None:
-        answer: Orders = ray.get(self._agent.exchange.remote(Report(self._worker, self.outbox.take())))
+        with self._sending:
+            report = Report(self._worker, next(self._numbers), self.outbox.take())
+            asked = self._agent.exchange.remote(report)
+        answer: Orders = ray.get(asked)
         if answer.term != self._term:
             self._term = answer.term
             self.outbox.send_again()

@@ -67,7 +67,7 @@ def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> 
             with pytest.raises(Fenced, match="belongs to the controller of term 2"):
                 await call
         await agent.deliver(2, [(W, order)])
-        assert (await agent.exchange(Report(W))).orders == (order,)
+        assert (await agent.exchange(Report(W, 0))).orders == (order,)
 
     asyncio.run(check())
 
@@ -79,8 +79,8 @@ def test_reports_are_kept_while_there_is_no_controller(settings: TrainSettings) 
         first: Any = Controller()
         await agent.attach(1, first, marker)
         first.is_dead = True
-        await agent.report(Report(W, process=this_process()))
-        await agent.report(Report(W, events=(e.WorkerWarm(W, 0, 5),)))
+        await agent.report(Report(W, 1, events=(e.WorkerWarm(W, 0, 5),)))  # overtook the one before it
+        await agent.report(Report(W, 0, process=this_process()))
 
         second: Any = Controller()
         found, _, problem = await agent.attach(2, second, marker)
@@ -92,7 +92,7 @@ def test_reports_are_kept_while_there_is_no_controller(settings: TrainSettings) 
         assert [each.events for each in second.got] == [(), (e.WorkerWarm(W, 0, 5),)]
         assert found == (e.FoundWorker(W, Stage.WARM, holds=5),)
         assert problem == ""
-        answer = await agent.exchange(Report(W))
+        answer = await agent.exchange(Report(W, 2))
         assert (answer.term, answer.acknowledged) == (2, 7)
 
     asyncio.run(check())
