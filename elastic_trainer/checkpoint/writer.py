@@ -62,8 +62,6 @@ class Writer:
         self._settled.set()
         self._work: queue.SimpleQueue[tuple[_Copy, int, int, int]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.copied_s = 0.0
-        self.last: tuple[int, Token] | None = None  # what was copied last
 
     @property
     def is_busy(self) -> bool:
@@ -100,13 +98,13 @@ class Writer:
         """
         assert not self.is_busy, "one save at a time"
         if self._memory.numel() != layout.size_bytes:
-            self._memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)  # zeros: the pages are touched now
+            # kept for every later save, so only the first one pays for fresh pages; zeros between the tensors
+            self._memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
         for tensor, offset in zip(tensors, layout.offsets, strict=False):
             if tensor.numel():
                 target = self._memory[offset : offset + tensor.numel() * tensor.element_size()]
                 target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
         self._copy = copy = _Copy(steps, token, evaluated_at, layout, state)
-        self.last = (steps, token)
         self._settled.clear()
         self._report(SaveBegan(self._worker, token, steps))
         self._put(copy, 0, part, parts)

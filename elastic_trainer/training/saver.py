@@ -65,7 +65,6 @@ class Saver:
         self._saved_at = -1  # steps of the last copy, or of what was restored
         self._since = time.monotonic()
         self._was_late = False
-        self.skipped = 0
         mailbox.on_save(self._obey)
 
     # ---- saving
@@ -90,7 +89,6 @@ class Saver:
         self._is_agreed = total.save > 0 and total.busy == 0
         waits = total.save > 0 and total.busy > 0 and not self._was_late
         self._was_late = total.save > 0 and total.busy > 0
-        self.skipped += waits
         return waits
 
     def joined_at(self, steps: int) -> None:
