@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from typing import Any
 import s3fs
 
 KEY, SECRET, BUCKET = "test-key", "test-secret-0123456789", "runs"
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 START_S = 60.0  # half a second on an idle machine
 
 
@@ -44,7 +47,13 @@ class S3Server:
             command += [f"-{role}.port={port}", f"-{role}.port.grpc={port + 10_000}"]
         with open(Path(self._folder, "log"), "w") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, cwd=self._folder, env=_bare_environment()
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self._folder,
+                env=_bare_environment(),
+                preexec_fn=_end_with_owner,
             )
         deadline = time.monotonic() + START_S
         while not self._is_up():
@@ -74,6 +83,11 @@ class S3Server:
             return bool(fs.cat_file(f"{BUCKET}/up") == b"x")
         except Exception:
             return False
+
+
+def _end_with_owner() -> None:
+    # a test run that is killed outright must leave no server behind
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _free_ports(count: int) -> list[int]:
