@@ -5,29 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.rayrun import CommandRun, await_value, job_config
+from tests.rayrun import CommandRun, await_value
 from tests.rotation import rotating
 
 Start = Callable[..., CommandRun]
-
-
-@pytest.fixture
-def start(tmp_path: Path, dataset: str, held_out: str) -> Iterator[Start]:
-    runs: list[CommandRun] = []
-
-    def begin(**fields: Any) -> CommandRun:
-        runs.append(CommandRun(tmp_path, job_config(tmp_path, dataset, held_out, **fields)))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def kill(run: CommandRun, role: str) -> int:
