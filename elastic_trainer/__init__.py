@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         StorageError,
         TaskError,
     )
-    from elastic_trainer.trainer import ElasticTrainer, Result, attach
+    from elastic_trainer.following import Result, attach
+    from elastic_trainer.trainer import ElasticTrainer
     from elastic_trainer.training.batches import Batch
     from elastic_trainer.training.run import Run
     from elastic_trainer.training.step import Step
@@ -65,7 +66,7 @@ _HOME = {
     "JobConfig": "elastic_trainer.config",
     "LocalCluster": "elastic_trainer.cluster.local",
     "ResourcesError": "elastic_trainer.errors",
-    "Result": "elastic_trainer.trainer",
+    "Result": "elastic_trainer.following",
     "Run": "elastic_trainer.training.run",
     "RunFailed": "elastic_trainer.errors",
     "ScalingConfig": "elastic_trainer.config",
@@ -74,7 +75,7 @@ _HOME = {
     "TaskError": "elastic_trainer.errors",
     "TimeoutsConfig": "elastic_trainer.config",
     "TrainTask": "elastic_trainer.training.task",
-    "attach": "elastic_trainer.trainer",
+    "attach": "elastic_trainer.following",
     "prepare": "elastic_trainer.data.prepare",
 }
 

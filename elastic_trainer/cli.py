@@ -16,7 +16,7 @@ from elastic_trainer.errors import ConfigError, ElasticTrainerError
 from elastic_trainer.vocabulary import RunStatus
 
 if TYPE_CHECKING:
-    from elastic_trainer.trainer import Result
+    from elastic_trainer.following import Result
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2  # nothing was started
@@ -126,7 +126,7 @@ def _add_checkpoints(commands: Any) -> None:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    from elastic_trainer.trainer import attach
+    from elastic_trainer.following import attach
 
     return _report(attach(options.name, address=options.address))
 

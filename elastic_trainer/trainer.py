@@ -10,7 +10,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -27,9 +26,9 @@ from elastic_trainer.cluster.local import LocalCluster, join_cluster
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
-from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, RunFailed, StorageError, TaskError
+from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, StorageError, TaskError
+from elastic_trainer.following import BEGIN_S, OnStanding, Result, follow, reach, stop
 from elastic_trainer.observability.progress import ProgressView
-from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import ResolvedJob, resolve
 from elastic_trainer.resume import check_data, merge
 from elastic_trainer.signals import StopSignals
@@ -41,24 +40,7 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask, code_digest
 from elastic_trainer.vocabulary import RunStatus, SavedStep
 
-WATCH_S = 30.0  # one answer of the controller, which takes a quarter of a second
-BEGIN_S = 120.0  # for a controller to read the run's history: seconds, but a slow bucket may need all its repetitions
-BACK_S = 60.0  # for Ray to start a dead controller again: 1.4 s where its node lives, else until the node is given up
 GONE_S = 15.0  # for the controller of a run that has ended to leave its name
-OnStanding = Callable[[Standing], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended; `summary` is the content of its `summary.json`."""
-
-    status: RunStatus
-    summary: dict[str, Any]
-
-    @property
-    def path(self) -> str:
-        """Of `summary.json`."""
-        return str(self.summary["path"])
 
 
 class ElasticTrainer:
@@ -128,10 +110,10 @@ class ElasticTrainer:
                         running = self._start(history, store, task, fixed_shapes, view)
                     else:
                         view.say(f"run {self._config.name} is going on: attached to it")
-                        self._compare(_reach(self._config.name)[1], view)
+                        self._compare(reach(self._config.name)[1], view)
                     name = self._config.name
-                    signals.take_over(lambda by, at_once: _stop(name, by, at_once))
-                    return _follow(name, running, view, self._on_standing)
+                    signals.take_over(lambda by, at_once: stop(name, by, at_once))
+                    return follow(name, running, view, self._on_standing)
 
     # ---- what is to be trained
 
@@ -229,7 +211,7 @@ class ElasticTrainer:
         mark = f"{job.config.name}-{secrets.token_hex(8)}"
         start_from = _start_from(job.config, store, history)
         make_controller(self._spec(job, start_from, task, capacity, mark, history.term))
-        controller, found = _reach(self._config.name)
+        controller, found = reach(self._config.name)
         if found["problem"]:
             controller.leave.remote()
             raise StorageError(found["problem"])
@@ -282,76 +264,6 @@ class ElasticTrainer:
         return ControllerSpec(
             unit, job.limits, retention, job.to_dict(), job.changed, self._code(), after_term, capacity
         )
-
-
-def attach(name: str, *, address: str | None = None, on_standing: OnStanding | None = None) -> Result:
-    """Watch a run that is going on in a cluster until it ends; signals do not reach it.
-
-    Args:
-        name: Of the run.
-        address: Of the cluster, by default the one that this process is connected to or that `RAY_ADDRESS` names.
-        on_standing: Called with each look at the run.
-
-    Raises:
-        ClusterError: There is no such cluster, or the run is not going on in it.
-        RunFailed: The run ended without finishing.
-    """
-    with join_cluster(address or "auto"), ProgressView(name) as view:
-        controller = find_controller(name)
-        if controller is None:
-            raise ClusterError(
-                f"run {name!r} is not going on in this cluster. `elastic-trainer runs ls` shows the runs."
-            )
-        return _follow(name, controller, view, on_standing)
-
-
-def _follow(name: str, controller: ActorHandle, view: ProgressView, on_standing: OnStanding | None) -> Result:
-    """Watch a run until it ends, over the deaths of its controllers."""
-    cursor = 0
-    while True:
-        try:
-            standing: Standing = ray.get(controller.watch.remote(cursor), timeout=WATCH_S)
-            cursor = standing.cursor
-            view.show(standing)
-            if on_standing is not None:
-                on_standing(standing)
-            if standing.has_ended:
-                summary = ray.get(controller.summary.remote(), timeout=WATCH_S)
-                break
-        except RayActorError:
-            view.say("the run's controller died; training goes on, and another takes over")
-            controller, cursor = _await_controller(name), 0
-    controller.leave.remote()
-    if summary["status"] == RunStatus.FAILED:
-        raise RunFailed(f"run {name!r} failed: {summary['reason']}\nSummary: {summary['path']}")
-    return Result(RunStatus(summary["status"]), summary)
-
-
-def _stop(name: str, by: str, at_once: bool) -> None:
-    if (controller := find_controller(name)) is not None:
-        controller.stop.remote(by, at_once)
-
-
-def _reach(name: str) -> tuple[ActorHandle, dict[str, Any]]:
-    """The run's controller and how it describes itself; one that was just killed is on its way back."""
-    deadline = time.monotonic() + BACK_S
-    while time.monotonic() < deadline:
-        controller = find_controller(name)
-        if controller is not None:
-            with contextlib.suppress(RayActorError):
-                return controller, ray.get(controller.describe.remote(), timeout=BEGIN_S)
-        time.sleep(0.1)
-    raise ClusterError(
-        f"the controller of run {name!r} died and did not come back within {BACK_S:g} s. Run the same name again: it "
-        "resumes at the newest saved step."
-    )
-
-
-def _await_controller(name: str) -> ActorHandle:
-    controller, found = _reach(name)
-    if found["problem"]:
-        raise ClusterError(f"the controller of run {name!r} cannot go on: {found['problem']}")
-    return controller
 
 
 def _indexes(config: JobConfig) -> tuple[DatasetIndex, DatasetIndex | None]:

@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
     "storage/fsspec_client.py": "storage/test_object_store.py",
     "storage/s3_client.py": "storage/test_object_store.py",
     "signals.py": "cluster/test_endings.py",
+    "following.py": "cluster/test_takeover.py",
     "cluster/records.py": "cluster/test_takeover.py",
     "cluster/units.py": "cluster/test_takeover.py",
     "cluster/logs.py": "test_commands.py",

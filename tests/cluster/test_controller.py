@@ -258,7 +258,7 @@ def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     fit: Fit, undisturbed: dict[int, tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver gives up, workers go on, and running the same name again takes over from them."""
-    monkeypatch.setattr("elastic_trainer.trainer.BACK_S", 1.0)
+    monkeypatch.setattr("elastic_trainer.following.BACK_S", 1.0)
 
     def on_standing(standing: Standing) -> None:
         if standing.step > 5:
@@ -279,7 +279,7 @@ def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
 @turn(0, 3)
 def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be left is found by the fixture that follows every test here."""
-    monkeypatch.setattr("elastic_trainer.trainer.BACK_S", 1.0)
+    monkeypatch.setattr("elastic_trainer.following.BACK_S", 1.0)
 
     def on_standing(standing: Standing) -> None:
         if standing.step > 5:
