@@ -8,6 +8,7 @@ import pytest
 from elastic_trainer import ConfigError, ElasticTrainer, JobConfig, StorageError
 from tests.conftest import make_dataset
 from tests.rayrun import CommandRun, job_config
+from tests.rotation import turn
 from tests.tasks import NetTask
 
 
@@ -76,6 +77,7 @@ def test_a_finished_run_says_so_and_trains_on_when_steps_are_raised(
     assert (more.summary["samples_missing"], more.summary["samples_repeated"]) == (0, 0)
 
 
+@turn(0, 2)
 def test_a_new_run_begins_with_the_state_of_another(dataset: str, tmp_path: Path) -> None:
     values = {**job_config(tmp_path, dataset, None), "task": None, "task_args": {}, "steps": 30}
     first = ElasticTrainer(loop, JobConfig(**values)).fit()
