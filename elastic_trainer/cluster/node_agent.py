@@ -67,6 +67,7 @@ class NodeAgent:
         self._inventory = Inventory()
         self._acknowledged = 0
         self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
+        self._has_another = asyncio.Event()
         self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_when_orphaned())]
 
     # ---- for the controller
@@ -84,6 +85,7 @@ class NodeAgent:
         """
         self._refuse_older(term)
         self._term, self._controller, self._heard_at = term, controller, time.monotonic()
+        self._has_another.set()
         problem = await asyncio.to_thread(self._look_at_storage, marker)
         return self._inventory.workers(), dict(self._groups), problem
 
@@ -187,7 +189,7 @@ class NodeAgent:
             await self._send()
 
     async def _send(self) -> None:
-        """Deliver what has been reported; to the next controller when this one dies."""
+        """Deliver what has been reported; to the next controller when this one dies or is replaced."""
         batch = list(self._reports)
         while (controller := self._controller) is None or not await self._reaches(controller, batch):
             await asyncio.sleep(AGAIN_S)
@@ -195,8 +197,16 @@ class NodeAgent:
             self._reports.popleft()
 
     async def _reaches(self, controller: ActorHandle, batch: list[Report]) -> bool:
+        self._has_another.clear()
+        answer = asyncio.ensure_future(controller.report.remote(self._term, batch))
+        another = asyncio.ensure_future(self._has_another.wait())
+        await asyncio.wait((answer, another), return_when=asyncio.FIRST_COMPLETED)
+        another.cancel()
+        if not answer.done():  # that one stands still
+            answer.cancel()
+            return False
         try:
-            self._acknowledged = await controller.report.remote(self._term, batch)
+            self._acknowledged = answer.result()
         except RayActorError:
             return False  # dead, or being restarted
         except RayError as error:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from elastic_trainer.control.effects import EndRun, RunTaskAgain
 from elastic_trainer.control.events import Failure, TaskFailed, TaskPhase
 from elastic_trainer.errors import ElasticTrainerError, TaskError
+from elastic_trainer.training.held_state import CarriedState
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.randomness import seed_everything
-from elastic_trainer.training.run import NEVER_S, CarriedState, Run, RunEnded
+from elastic_trainer.training.run import NEVER_S, Run, RunEnded
 from elastic_trainer.training.saver import Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.task import TrainFunction, TrainTask

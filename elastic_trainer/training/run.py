@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,15 +36,14 @@ from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectEngine, Preprocess
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
-from elastic_trainer.storage.object_store import ObjectStore
-from elastic_trainer.training import state as transfer
 from elastic_trainer.training.batches import Batch, Collate
 from elastic_trainer.training.buffers import LogicalBuffers
 from elastic_trainer.training.evaluation import evaluate
+from elastic_trainer.training.held_state import CarriedState, HeldState, NotRestored
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.reducer import Reducer
-from elastic_trainer.training.saver import Place, Saver, restore_from
+from elastic_trainer.training.saver import Place, Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, Stateful
 from elastic_trainer.training.step import Step
@@ -57,21 +55,8 @@ NEVER_S = (
 )
 
 
-class NotRestored(Exception):
-    """No member of a generation that begins at a saved step could restore one."""
-
-
 class RunEnded(BaseException):
     """Unwinds the user's function when the run has failed elsewhere; not an Exception, so that nobody catches it."""
-
-
-@dataclass(frozen=True)
-class CarriedState:
-    """What a task that raised had registered, for the next attempt in the same process."""
-
-    state: dict[str, Any]
-    steps: int
-    evaluated_at: int
 
 
 class Run:
@@ -81,7 +66,6 @@ class Run:
         settings: The run's fixed numbers.
         rank: Data rank in the present generation.
         world_size: Data ranks of the present generation.
-        steps_done: Done steps that the registered state contains.
     """
 
     def __init__(
@@ -106,19 +90,13 @@ class Run:
         self.world_size = 0
         self.token = Token(0, 0)
         self.logical_ranks = range(0)
-        self.steps_done: int = carried.steps if carried else 0
-        self.evaluated_at: int = carried.evaluated_at if carried else 0
-        self.has_state = carried is not None
-        self.state_is_whole = True  # False while an update is half applied
+        self.held = HeldState(carried)
         self.reducers: dict[int, Reducer] = {}
         self.buffers = LogicalBuffers([], backend)
         self.collate: Collate | None = None
         self.preprocess: Preprocess | None = None
         self.is_in_group = False
         self.has_ended = False  # the run, for a reason that is no failure
-        self._carried = carried
-        self._state: RegisteredState | None = None
-        self._snapshot: dict[str, Any] | None = None
         self._leaves: Left | None = None  # what the ranks agreed on in the last step
         self._engine: DirectEngine | None = None
         self._evaluation_reader: DatasetReader | None = None
@@ -136,16 +114,13 @@ class Run:
         Raises:
             TaskError: Called twice, or a part has no `state_dict()` and `load_state_dict()`.
         """
-        if self._state is not None:
+        if self.held.is_registered:
             raise TaskError("run.register() was called twice. Register everything in one call.")
         state = RegisteredState(parts)
         if not state.optimizers():
             raise TaskError("run.register() got no optimizer. Register the model and its optimizer.")
         self._check_parameters(state)
-        self._state = state
-        if self._carried is not None:
-            state.restore(self._carried.state)
-            self._carried = None
+        self.held.register(state)
         values = tuple(parts.values())
         return values[0] if len(values) == 1 else values
 
@@ -159,10 +134,10 @@ class Run:
         Raises:
             TaskError: Nothing was registered.
         """
-        if self._state is None:
+        if not self.held.is_registered:
             raise TaskError("run.steps() needs run.register(model=..., optimizer=...) before it.")
-        self._make_ready(self._state)
-        self.mailbox.report(WorkerWarm(self.worker, self.attempt, self.steps_done if self.has_state else None))
+        self._make_ready(self.held.registered)
+        self.mailbox.report(WorkerWarm(self.worker, self.attempt, self.held.holds))
         while (order := self._next_order()) is not None:
             try:
                 self._join(order)
@@ -178,6 +153,11 @@ class Run:
                 error.__traceback__ = None
                 del error
                 self._leave(Left.COLLECTIVE_FAILED, detail)
+
+    @property
+    def steps_done(self) -> int:
+        """Done steps that the registered state contains."""
+        return self.held.steps
 
     # ---- for Step
 
@@ -202,23 +182,12 @@ class Run:
             raise StepAborted("stopped")
         self.raise_if_aborted()
 
-    def snapshot_if_needed(self) -> None:
-        """Keep a copy of the state before a step with several optimizers, which can stop in between their updates."""
-        self._snapshot = None
-        if len(self.reducers) > 1:
-            assert self._state is not None
-            self._snapshot = transfer.copied(self._state.collect())
-
     # ---- a worker's life
 
     def carry(self) -> CarriedState | None:
         """The state to enter the task with again after it raised; None when there is no whole one."""
         self._undo()
-        if self._carried is not None or self._state is None:
-            return self._carried  # not restored yet, or not wholly
-        if not self.has_state:
-            return None
-        return CarriedState(transfer.copied(self._state.collect()), self.steps_done, self.evaluated_at)
+        return self.held.carry()
 
     def close(self) -> None:
         """Free the group and the data engine."""
@@ -267,52 +236,13 @@ class Run:
         self._leaves = None
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
-        problems = self._restore(order)
-        self._reconcile(order, problems)
+        self.held.come_up_to(
+            order, self.rank, self.settings, self.backend, self.saver, check=self.raise_if_aborted, note=self.note
+        )
         self.saver.joined_at(self.steps_done)
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
-    def _restore(self, order: FormGeneration) -> list[str]:
-        """The member reads the newest saved state that verifies, if it has none so new; returns what did not."""
-        if not order.sources or (self.has_state and self.steps_done >= order.sources[0].steps):
-            return []
-        assert self._state is not None
-        self.has_state = False  # what is read goes straight into the tensors
-        manifest, problems = self.saver.restore(order.sources, self._state, self.raise_if_aborted)
-        for problem in problems:
-            self.note(f"cannot restore {problem}")
-        if manifest is not None:
-            self.steps_done, self.evaluated_at, self.has_state = manifest.steps, manifest.evaluated_at, True
-        return problems
-
-    def _reconcile(self, order: FormGeneration, problems: list[str]) -> None:
-        """The most advanced member brings everybody else to its state."""
-        assert self._state is not None
-        mine = torch.tensor([self.steps_done if self.has_state else -1, self.evaluated_at], dtype=torch.int64)
-        gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self.backend.all_gather(gathered, mine).wait()
-        steps = [int(each[0]) for each in gathered]
-        newest = max(steps)
-        if newest < 0 and not order.is_fresh:
-            raise NotRestored("; ".join(problems) or "no member of the generation has state")
-        source = steps.index(newest)
-        if newest < 0 and self.rank == source and self.settings.start_from is not None:
-            url, saved = self.settings.start_from
-            store = ObjectStore(url, self.settings.storage_options, timeout_s=self.settings.storage_s)
-            restore_from(store, saved, self._state, self.raise_if_aborted)
-        if min(steps) < newest or newest < 0:
-            is_behind = self.rank != source and (steps[self.rank] < newest or newest < 0)
-            mine_to_share = self._state.collect() if self.rank == source else None
-            received = transfer.share(mine_to_share, source, self.backend)
-            if is_behind:
-                self.has_state = False  # until the last part is in place
-                self._state.restore(received)
-        self.steps_done = max(newest, 0)
-        self.evaluated_at = max(int(each[1]) for each in gathered if int(each[0]) == newest)
-        self.has_state = True
-
     def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
-        assert self._state is not None
         self._evaluate_if_due(evaluate_batch)
         while self.steps_done < self.settings.steps:
             self.raise_if_aborted()
@@ -321,14 +251,14 @@ class Run:
             if not step.is_done:
                 self._give_up(step)
             if self._leaves is Left.STOPPED:
-                self.saver.save_last(self._state, self._place(), self.raise_if_aborted)
+                self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
             elif self._leaves is None:
                 self._evaluate_if_due(evaluate_batch)
-            self.saver.save_if_agreed(self._state, self._place())
+            self.saver.save_if_agreed(self.held.registered, self._place())
             if self._leaves is not None:
                 return self._leave(self._leaves, "")
         self.phase = TaskPhase.END
-        self.saver.save_last(self._state, self._place(), self.raise_if_aborted)
+        self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
         self.mailbox.report(WorkerFinished(self.worker, self.token))
         # a member to the end: another rank may die in its last step and need this one's state
         self.mailbox.await_verdict(self.token)
@@ -345,9 +275,7 @@ class Run:
         """The step is done on this rank."""
         assert step.total is not None
         total = step.total
-        self._snapshot = None
-        self.steps_done += 1
-        self.state_is_whole = True
+        self.held.complete_step()
         self.mailbox.record(
             StepLine(
                 step=step.number,
@@ -371,12 +299,11 @@ class Run:
     def _evaluate_if_due(self, evaluate_batch: Evaluate | None) -> None:
         if evaluate_batch is None or self._evaluation_reader is None:
             return
-        if self.evaluated_at == self.steps_done or not self.settings.evaluation_is_due(self.steps_done):
+        if self.held.evaluated_at == self.steps_done or not self.settings.evaluation_is_due(self.steps_done):
             return
-        assert self._state is not None
         self.phase = TaskPhase.EVALUATE
-        values = evaluate(self, self._evaluation_reader, self._state.modules(), evaluate_batch)
-        self.evaluated_at = self.steps_done
+        values = evaluate(self, self._evaluation_reader, self.held.registered.modules(), evaluate_batch)
+        self.held.evaluated_at = self.steps_done
         self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))
 
     def note(self, text: str) -> None:
@@ -389,31 +316,21 @@ class Run:
         self._undo()
         self.backend.destroy()
         self.is_in_group = False
-        if self.has_state and cause is Left.ORDERED and self.mailbox.wants_stop(self.token):
-            self._save_on_the_way_out()
-        holds = self.steps_done if self.has_state else None
+        holds = self.held.holds
+        if holds is not None and cause is Left.ORDERED and self.mailbox.wants_stop(self.token):
+            # an evaluation was given up because the run ends: the state stands at a step boundary
+            self.saver.save_last(self.held.registered, self._place(), lambda: None)
         self.mailbox.report(GroupLeft(self.worker, self.token, cause, holds, detail))
 
-    def _save_on_the_way_out(self) -> None:
-        """An evaluation was given up because the run ends: the state stands at a step boundary."""
-        assert self._state is not None
-        self.saver.save_last(self._state, self._place(), lambda: None)
-
     def _place(self) -> Place:
-        return Place(self.steps_done, self.token, self.evaluated_at, self.rank, self.world_size)
+        return Place(self.steps_done, self.token, self.held.evaluated_at, self.rank, self.world_size)
 
     def _undo(self) -> None:
         """Take back what an unfinished step changed."""
         for reducer in self.reducers.values():
             reducer.abandon()
         self.buffers.restore()
-        if not self.state_is_whole:
-            if self._snapshot is not None and self._state is not None:
-                self._state.restore(self._snapshot)
-            else:
-                self.has_state = False
-            self.state_is_whole = True
-        self._snapshot = None
+        self.held.undo()
 
     def _check_parameters(self, state: RegisteredState) -> None:
         seen: set[int] = set()

@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
     """What a checkpoint was written by."""
     return {
         "elastic_trainer": importlib.metadata.version("elastic-trainer"),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # of a class of its own, which would bring torch into every reader
         "python": platform.python_version(),
     }
 

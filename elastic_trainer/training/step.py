@@ -134,7 +134,7 @@ class Step:
         reducer.wait()
         # from here on the step is whole on this rank: no collective of it is left
         reducer.scale_and_clip(total.scale(self.number), run.settings.clip_norm)
-        run.state_is_whole = False
+        run.held.begin_update()
         run.buffers.commit()
         optimizer.step()
         self._end_apply(total)
@@ -176,7 +176,8 @@ class Step:
         run.buffers.begin()
         for reducer in run.reducers.values():
             reducer.zero()
-        run.snapshot_if_needed()
+        if len(run.reducers) > 1:  # the step can stop in between their updates
+            run.held.take_snapshot()
         return self
 
     def __exit__(

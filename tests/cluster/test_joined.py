@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 class RayCluster:
     """`ray start --head --block` with ports and a folder of its own."""
 
-    def __init__(self, auth: str, folder: Path) -> None:
+    def __init__(self, auth: str, folder: Path, cpus: int = 4) -> None:
         self.mark = uuid.uuid4().hex
         self.temp = tempfile.mkdtemp(prefix="et-", dir="/tmp")
         port, self.dashboard = free_port(), free_port()
@@ -54,14 +54,27 @@ class RayCluster:
         if auth == "token":
             environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         self.environment = environment
-        command = [str(BIN / "ray"), "start", "--head", "--block", f"--port={port}", "--num-cpus=4"]
-        command += [f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1", "--include-dashboard=true"]
+        self.log = folder / "ray.log"
+        dashboard = ("--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}")
+        self.nodes = [
+            self._start(
+                cpus,
+                ("--head", f"--port={port}", "--include-dashboard=true", *dashboard),
+            )
+        ]
+
+    def add_node_without(self, folder: Path, cpus: int) -> None:
+        """Another node, with a mount namespace of its own in which `folder` is empty and its own."""
+        apart = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(folder)]
+        self.nodes.append(self._start(cpus, [f"--address={self.address}"], apart))
+
+    def _start(self, cpus: int, role: Sequence[str], inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        command = [*inside, str(BIN / "ray"), "start", "--block", f"--num-cpus={cpus}", *role]
         command += [f"--dashboard-agent-listen-port={free_port()}", f"--metrics-export-port={free_port()}"]
         command += [f"--runtime-env-agent-port={free_port()}", "--object-store-memory=150000000"]
-        self.log = folder / "ray.log"
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
+        with open(self.log, "a") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.environment, cwd=self.log.parent, start_new_session=True
             )
 
     def jobs(self, *arguments: str, within_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -104,18 +117,20 @@ class RayCluster:
 
     def end(self) -> None:
         """Everything of it."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        for node in reversed(self.nodes):
+            node.send_signal(signal.SIGTERM)
+            try:
+                node.wait(20)
+            except subprocess.TimeoutExpired:
+                node.kill()
         for _ in range(50):
-            left = with_mark(MARK, self.mark) + descendants(self.process.pid)
+            left = with_mark(MARK, self.mark) + [each for node in self.nodes for each in descendants(node.pid)]
             if not left:
                 break
             kill_all(left, signal.SIGKILL)
             time.sleep(0.05)
-        self.process.wait()
+        for node in self.nodes:
+            node.wait()
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
@@ -186,7 +201,7 @@ def test_a_job_whose_driver_is_killed_goes_on_and_is_found_again(
     )
 
 
-@turn(0, 2)
+@turn(0, 3)
 def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Path, dataset: str) -> None:
     cluster = RayCluster("disabled", tmp_path)
     try:
@@ -227,7 +242,7 @@ def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Pa
         cluster.end()
 
 
-@turn(1, 2)
+@turn(1, 3)
 def test_a_missing_cluster_and_a_missing_token_are_explained(tmp_path: Path, dataset: str) -> None:
     job = write_job(tmp_path, dataset)
     cluster = RayCluster("token", tmp_path)
@@ -242,5 +257,26 @@ def test_a_missing_cluster_and_a_missing_token_are_explained(tmp_path: Path, dat
             assert refused.returncode == 1, refused.stdout + refused.stderr
             assert "RAY_AUTH_TOKEN" in refused.stderr, refused.stderr
             assert "Traceback" not in refused.stderr, refused.stderr
+    finally:
+        cluster.end()
+
+
+@turn(2, 3)
+def test_a_folder_that_the_nodes_do_not_share_is_found_at_the_start(tmp_path: Path, dataset: str) -> None:
+    """And the node that has another one is named."""
+    storage = tmp_path / "runs"
+    storage.mkdir()
+    job = write_job(tmp_path, dataset, scaling={"max_workers": 2, "resources_per_worker": {"CPU": 1}})
+    cluster = RayCluster("disabled", tmp_path, cpus=1)
+    try:
+        cluster.await_ready()
+        cluster.add_node_without(storage, cpus=1)
+        refused = cluster.run("run", str(job))
+        assert refused.returncode == 1, refused.stdout + refused.stderr
+        assert "sees another folder at storage" in refused.stderr, refused.stdout + refused.stderr
+        assert "Use a file system that all nodes share, or s3://" in refused.stderr, refused.stderr
+        assert "Traceback" not in refused.stdout + refused.stderr
+        assert json.loads((storage / "job/summary.json").read_text())["status"] == "failed"
+        assert not list((storage / "job").glob("steps/*"))
     finally:
         cluster.end()

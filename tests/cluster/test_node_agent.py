@@ -35,8 +35,10 @@ class Method:
         self._controller = controller
 
     async def remote(self, term: int, reports: list[Report]) -> int:
-        if self._controller.is_dead:
+        if self._controller.state == "dead":
             raise RayActorError
+        if self._controller.state == "stopped":
+            await asyncio.Event().wait()
         self._controller.got += reports
         return 7
 
@@ -45,7 +47,7 @@ class Controller:
     """Stands for a controller's handle."""
 
     def __init__(self) -> None:
-        self.is_dead = False
+        self.state = "alive"
         self.got: list[Report] = []
         self.report = Method(self)
 
@@ -72,15 +74,17 @@ def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> 
     asyncio.run(check())
 
 
-def test_reports_are_kept_while_there_is_no_controller(settings: TrainSettings) -> None:
+@pytest.mark.parametrize("state", ["dead", "stopped"])
+def test_reports_are_kept_while_there_is_no_controller(state: str, settings: TrainSettings) -> None:
     async def check() -> None:
         agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
         marker = leave_marker(settings.open_store())
         first: Any = Controller()
         await agent.attach(1, first, marker)
-        first.is_dead = True
+        first.state = state
         await agent.report(Report(W, 1, events=(e.WorkerWarm(W, 0, 5),)))  # overtook the one before it
         await agent.report(Report(W, 0, process=this_process()))
+        await asyncio.sleep(0.05)  # the agent tries to deliver
 
         second: Any = Controller()
         found, _, problem = await agent.attach(2, second, marker)

@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rayrun import CommandRun, await_value
-from tests.rotation import rotating
+from tests.rotation import rotating, turn
 
 Start = Callable[..., CommandRun]
 
@@ -74,10 +75,11 @@ def test_another_controller_takes_over_in_each_phase(phase: str, start: Start) -
 
 
 def test_training_goes_on_while_there_is_no_controller(start: Start) -> None:
-    run = start(steps=3000, task_args={"delay_s": 0.004}, checkpoint={"every_steps": 200})
-    run.await_line("generation 1")
-    await_account(run)
+    run = start(steps=3000, task_args={"delay_s": 0.004}, checkpoint={"every_steps": 20})
+    run.await_line("workers  saved ")  # the first step can take a second
     workers = run.await_pids("ray::WorkerActor", 2)
+    mapped = Path(f"/proc/{run.pids('ray::Controller')[0]}/maps").read_text()
+    assert "libtorch" not in mapped, "the controller needs no torch, which takes a second to load"
     before = time.monotonic()
     controller = kill(run, "ray::Controller")
     run.await_line("generation 2")
@@ -92,7 +94,7 @@ def test_training_goes_on_while_there_is_no_controller(start: Start) -> None:
     assert summary["status"] == "stopped"
     second = summary["generations"][1]
     # a step takes some 25 ms here; a group that waits for its controller would have done none meanwhile
-    assert second["resume_step"] >= away_s / 0.25, (away_s, second)
+    assert second["resume_step"] >= 20 + away_s / 0.25, (away_s, second)
     assert summary["steps_redone"] == 0
     assert summary["checkpoint"]["steps"] == summary["steps"]
     run.assert_nothing_left()
@@ -110,6 +112,27 @@ def test_the_controller_and_another_die_together(other: str, start: Start) -> No
     assert run.end(120) == 0, run.output
     summary = assert_exact(run, 600)
     assert summary["steps_redone"] <= 1
+    run.assert_nothing_left()
+
+
+@turn(0, 2)
+def test_a_worker_that_waits_for_a_controller_in_vain_ends(start: Start) -> None:
+    """It says why; the controller that was stopped finds it gone when it goes on."""
+    run = start(steps=900, checkpoint={"every_steps": 50}, timeouts={"fence_after_s": 1.5})
+    run.await_line("workers  saved ")
+    waiting, killed = run.await_pids("ray::WorkerActor", 2)
+    controller = run.pids("ray::Controller")[0]
+
+    os.kill(controller, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    await_value(lambda: True if not run.pids("ray::WorkerActor") else None, 20, lambda: run.output)
+    assert waiting not in run.pids("")
+    os.kill(controller, signal.SIGCONT)
+
+    assert run.end(60) == 0, run.output
+    assert "another may have its place, so it ends" in run.output
+    summary = assert_exact(run, 900)
+    assert summary["terms"] == 1
     run.assert_nothing_left()
 
 
