@@ -37,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    except KeyboardInterrupt:
-        _say("stopped before the run began")
+    except KeyboardInterrupt as interrupt:
+        _say(str(interrupt) or "stopped before the run began")
         status = EXIT_STOPPED
+    except Exception as error:
+        if not type(error).__module__.startswith("ray."):
+            raise
+        _say(f"ClusterError: Ray says: {(str(error).strip() or type(error).__name__).splitlines()[-1]}")
+        status = EXIT_FAILED
     sys.exit(status)
 
 
@@ -128,7 +133,10 @@ def _add_checkpoints(commands: Any) -> None:
 def _attach(options: argparse.Namespace) -> int:
     from elastic_trainer.following import attach
 
-    return _report(attach(options.name, address=options.address))
+    try:
+        return _report(attach(options.name, address=options.address))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"no longer watched; run {options.name} goes on") from None
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -146,6 +154,8 @@ def _report(result: Result) -> int:
 
 def describe(summary: dict[str, Any]) -> list[str]:
     """What a run has come to, in a few lines; the path of its summary last."""
+    if not summary["path"]:
+        return [f"{summary['status']}; its summary was not written"]
     trained, missing, repeated = (summary[f"samples_{what}"] for what in ("trained", "missing", "repeated"))
     lines = [
         f"{summary['status']}: {summary['reason']}",

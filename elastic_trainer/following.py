@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from elastic_trainer.cluster.controller import find_controller
 from elastic_trainer.cluster.local import join_cluster
@@ -59,8 +59,14 @@ def attach(name: str, *, address: str | None = None, on_standing: OnStanding | N
         return follow(name, controller, view, on_standing)
 
 
-def follow(name: str, controller: ActorHandle, view: ProgressView, on_standing: OnStanding | None) -> Result:
-    """Watch a run until it ends, over the deaths of its controllers."""
+def follow(
+    name: str,
+    controller: ActorHandle,
+    view: ProgressView,
+    on_standing: OnStanding | None,
+    on_other: Callable[[], None] = lambda: None,
+) -> Result:
+    """Watch a run until it ends, over the deaths of its controllers; `on_other` is called with each new one."""
     cursor = 0
     while True:
         try:
@@ -75,30 +81,40 @@ def follow(name: str, controller: ActorHandle, view: ProgressView, on_standing: 
         except RayActorError:
             view.say("the run's controller died; training goes on, and another takes over")
             controller, cursor = _await_controller(name), 0
+            on_other()
+        except GetTimeoutError:
+            view.say(f"the run's controller has not answered for {WATCH_S:g} s; asking again")
+            controller, cursor = _await_controller(name), 0
     controller.leave.remote()
     if summary["status"] == RunStatus.FAILED:
-        raise RunFailed(f"run {name!r} failed: {summary['reason']}\nSummary: {summary['path']}")
+        where = f"\nSummary: {summary['path']}" if summary["path"] else ""
+        raise RunFailed(f"run {name!r} failed: {summary['reason']}{where}")
     return Result(RunStatus(summary["status"]), summary)
 
 
 def stop(name: str, by: str, at_once: bool) -> None:
-    """Ask a run to end, if it goes on in this cluster."""
-    if (controller := find_controller(name)) is not None:
-        controller.stop.remote(by, at_once)
+    """Ask a run to end; one that is just beginning, or whose controller is being replaced, as soon as it is there."""
+    with contextlib.suppress(ClusterError, RayActorError, GetTimeoutError):  # it is followed, and asked again then
+        controller, _ = reach(name)
+        ray.get(controller.stop.remote(by, at_once), timeout=WATCH_S)
 
 
 def reach(name: str) -> tuple[ActorHandle, dict[str, Any]]:
     """The run's controller and how it describes itself; one that was just killed is on its way back."""
-    deadline = time.monotonic() + BACK_S
+    deadline, why = time.monotonic() + BACK_S, ""
     while time.monotonic() < deadline:
         controller = find_controller(name)
         if controller is not None:
-            with contextlib.suppress(RayActorError):
+            try:
                 return controller, ray.get(controller.describe.remote(), timeout=BEGIN_S)
+            except RayActorError as error:
+                why = f" ({str(error).strip().splitlines()[-1]})"
+            except GetTimeoutError:
+                break
         time.sleep(0.1)
     raise ClusterError(
-        f"the controller of run {name!r} died and did not come back within {BACK_S:g} s. Run the same name again: it "
-        "resumes at the newest saved step."
+        f"the controller of run {name!r} did not answer within {BACK_S:g} s{why}. Run the same name again: it resumes "
+        "at the newest saved step."
     )
 
 

@@ -19,6 +19,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
         self._stop: Callable[[str, bool], object] | None = None
         self._count = 0
+        self._asked_by = ""
 
     def __enter__(self) -> StopSignals:
         self._before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -46,6 +47,13 @@ class StopSignals:
         self._count += 1
         name = signal.Signals(signum).name
         if self._count > 2:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("left without waiting for the end of the run")
+        self._asked_by = name
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Repeat what was asked for, if anything was: whoever heard it may be gone."""
+        if self._stop is None or not self._asked_by:
+            return
         # a signal handler may interrupt anything of Ray's, so the call goes from a thread
-        threading.Thread(target=self._stop, args=(name, self._count > 1), daemon=True).start()
+        threading.Thread(target=self._stop, args=(self._asked_by, self._count > 1), daemon=True).start()

@@ -24,7 +24,7 @@ from elastic_trainer.cluster.chronicle import SUMMARY
 from elastic_trainer.cluster.controller import ControllerSpec, find_controller, make_controller
 from elastic_trainer.cluster.local import LocalCluster, join_cluster
 from elastic_trainer.cluster.units import UnitSpec
-from elastic_trainer.config import START_FROM, JobConfig
+from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
 from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, StorageError, TaskError
 from elastic_trainer.following import BEGIN_S, OnStanding, Result, follow, reach, stop
@@ -106,14 +106,14 @@ class ElasticTrainer:
                 view = ProgressView(self._config.name)
                 with view:
                     running = self._living()
+                    name = self._config.name
+                    signals.take_over(lambda by, at_once: stop(name, by, at_once))
                     if running is None:
                         running = self._start(history, store, task, fixed_shapes, view)
                     else:
                         view.say(f"run {self._config.name} is going on: attached to it")
                         self._compare(reach(self._config.name)[1], view)
-                    name = self._config.name
-                    signals.take_over(lambda by, at_once: stop(name, by, at_once))
-                    return follow(name, running, view, self._on_standing)
+                    return follow(name, running, view, self._on_standing, signals.ask_again)
 
     # ---- what is to be trained
 
@@ -129,10 +129,7 @@ class ElasticTrainer:
         return named.load, isinstance(made, TrainTask) and made.fixed_shapes
 
     def _resolved(self, history: History, *, fits: int | None, fixed_shapes: bool) -> ResolvedJob:
-        config: JobConfig = self._config
-        changed: dict[str, Any] = {}
-        if history.config is not None:
-            config, changed = merge(history.config, config, self._allow_change)
+        config, changed = self._merged(history)
         train, evaluation = _indexes(config)
         if history.config is not None:
             check_data(history.config, train, config.data.train)
@@ -146,13 +143,22 @@ class ElasticTrainer:
             changed=changed,
         )
 
+    def _merged(self, history: History) -> tuple[JobConfig, dict[str, Any]]:
+        if history.config is None:
+            return self._config, {}
+        return merge(history.config, self._config, self._allow_change)
+
     def _finished(self, store: ObjectStore, history: History) -> Result:
         assert history.newest is not None
         print(
             f"run {self._config.name} has finished already, with {history.newest.steps} steps. To train on, raise "
             "steps (or epochs); to begin anew, choose another name."
         )
-        return Result(RunStatus.FINISHED, json.loads(store.read(SUMMARY)))
+        try:
+            summary = json.loads(store.read(SUMMARY))
+        except FileNotFoundError:  # the controller was killed between the last two things that it writes
+            summary = {"status": RunStatus.FINISHED.value, "path": ""}
+        return Result(RunStatus.FINISHED, summary)
 
     # ---- where
 
@@ -168,8 +174,7 @@ class ElasticTrainer:
             with cluster or LocalCluster():
                 yield
 
-    def _capacity(self, fits: int) -> str:
-        scaling = self._config.scaling
+    def _capacity(self, scaling: ScalingConfig, fits: int) -> str:
         capacity = (
             f"asked were {scaling.min_workers} workers or more with {placement.describe(scaling.resources_per_worker)} "
             f"each; the cluster has {placement.describe_cluster()}, where {fits} fit"
@@ -205,8 +210,9 @@ class ElasticTrainer:
     def _start(
         self, history: History, store: ObjectStore, task: bytes, fixed_shapes: bool, view: ProgressView
     ) -> ActorHandle:
-        fits = placement.workers_that_fit(self._config.scaling.resources_per_worker)
-        capacity = self._capacity(fits)
+        scaling = self._merged(history)[0].scaling
+        fits = placement.workers_that_fit(scaling.resources_per_worker)
+        capacity = self._capacity(scaling, fits)
         job = self._resolved(history, fits=fits, fixed_shapes=fixed_shapes)
         mark = f"{job.config.name}-{secrets.token_hex(8)}"
         start_from = _start_from(job.config, store, history)
@@ -227,6 +233,12 @@ class ElasticTrainer:
 
     def _compare(self, found: dict[str, Any], view: ProgressView) -> None:
         """A run that is going on is joined as it is: fixed fields must agree, what else differs is told."""
+        mine = f"{_absolute(self._config.storage).rstrip('/')}/{self._config.name}"
+        if found["folder"] != mine:
+            raise ConfigError(
+                f"another run of the name {self._config.name!r} is going on in this cluster, kept in "
+                f"{found['folder']} and not in {mine}. Choose another name, or set storage to attach to it."
+            )
         _, changed = merge(found["config"], self._config, self._allow_change)
         check_data(found["config"], read_index(self._config.data.train), self._config.data.train)
         for field, (old, new) in sorted(changed.items()):

@@ -142,6 +142,17 @@ def _read_all(
     finally:
         for thread in threads:
             thread.leave()
+        if views is not None and store.reads_scattered:
+            _await_last_reads(store, threads)
+
+
+def _await_last_reads(store: ObjectStore, threads: Sequence[_Reading]) -> None:
+    """What is still being read straight into tensors must not come after what follows."""
+    deadline = time.monotonic() + store.silent_s(CHUNK_BYTES * READERS)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        raise MemoryInDoubt(f"{store.url}: a read of {CHUNK_BYTES} bytes does not end") from None
 
 
 def _await_result(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import xxhash
 from elastic_trainer.checkpoint.layout import Layout
 from elastic_trainer.checkpoint.manifest import CHUNK_BYTES, folder_of
 from elastic_trainer.control.events import Event, PiecesFailed, PiecesWritten, SaveBegan
-from elastic_trainer.errors import ElasticTrainerError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import JSON, Token, Worker
 
@@ -57,6 +57,7 @@ class Writer:
         self._report = report
         self._versions = versions
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._is_lent = False  # to a call that was given up and may still write what lies there
         self._copy: _Copy | None = None
         self._settled = threading.Event()
         self._settled.set()
@@ -97,9 +98,10 @@ class Writer:
             parts: Ranks of the generation.
         """
         assert not self.is_busy, "one save at a time"
-        if self._memory.numel() != layout.size_bytes:
+        if self._memory.numel() != layout.size_bytes or self._is_lent:
             # kept for every later save, so only the first one pays for fresh pages; zeros between the tensors
             self._memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+            self._is_lent = False
         for tensor, offset in zip(tensors, layout.offsets, strict=False):
             if tensor.numel():
                 target = self._memory[offset : offset + tensor.numel() * tensor.element_size()]
@@ -137,7 +139,7 @@ class Writer:
             try:
                 store = store or self._open_store()
                 content = self._write(store, copy, attempt, part, parts)
-            except ElasticTrainerError as error:
+            except Exception as error:  # whatever it is: who waits for this part must hear of it
                 self._report(PiecesFailed(self._worker, copy.token, copy.steps, attempt, str(error)))
             else:
                 if content is not None:
@@ -148,7 +150,11 @@ class Writer:
         name = f"r{part}.bin"
         view = memoryview(self._memory[mine.start : mine.stop].numpy())  # type: ignore[arg-type]
         digests = [xxhash.xxh3_128_hexdigest(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES)]
-        store.put(f"{folder_of(copy.steps, copy.token, attempt)}/{name}", view)
+        began = time.monotonic()
+        try:
+            store.put(f"{folder_of(copy.steps, copy.token, attempt)}/{name}", view)
+        finally:
+            self._is_lent = self._is_lent or time.monotonic() - began >= store.patience_s(len(view))
         if copy is not self._copy:
             return None  # the memory may hold another step by now
         layout = copy.layout.to_json()

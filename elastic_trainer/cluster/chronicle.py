@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elastic_trainer.cluster.messages import Acknowledged
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
@@ -84,7 +85,7 @@ class Chronicle:
         self._loop = asyncio.get_event_loop()
         self._journal = Journal(store.create, self.tell_from_thread)
         self._audit = audit
-        self._durable = audit.steps
+        self._durable = Acknowledged(audit.steps)
         self.account = account
         self._term_began_at = time.time()
         self._active_before_s = account.active_s
@@ -106,8 +107,8 @@ class Chronicle:
         self.summary: dict[str, Any] = {}
 
     @property
-    def acknowledged(self) -> int:
-        """Steps below this have their line in a file."""
+    def acknowledged(self) -> Acknowledged:
+        """What stands in files."""
         return self._durable
 
     @property
@@ -155,7 +156,7 @@ class Chronicle:
                         f"steps {effect.steps} to {self._audit.steps - 1} are lost with their workers: done again"
                     )
                 self._audit.go_back_to(effect.steps)
-                self._durable = min(self._durable, effect.steps)
+                self._durable = Acknowledged(min(self._durable.steps, effect.steps), self._durable.token)
             case f.AbortGeneration():
                 self._is_faulted = True
                 self.tell(effect.reason)
@@ -264,12 +265,12 @@ class Chronicle:
 
     async def flush(self) -> bool:
         """Write what has come in since the last time; returns whether all of it stands."""
-        steps = self._audit.steps
+        steps, token = self._audit.steps, self._last.token if self._last else self._durable.token
         self._bring_up_to_date()
         account = json.dumps(asdict(self.account)).encode()
         is_done = await asyncio.to_thread(self._flush, account)
         if is_done:
-            self._durable = max(self._durable, min(steps, self._audit.steps))
+            self._durable = max(self._durable, Acknowledged(min(steps, self._audit.steps), token))
         return is_done
 
     async def account_of(self, steps: int, within_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
 import warnings
 from collections.abc import Coroutine
@@ -22,7 +23,7 @@ from ray.exceptions import RayActorError, RayError
 from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster.chronicle import Chronicle
 from elastic_trainer.cluster.local import NAMESPACE
-from elastic_trainer.cluster.messages import Report
+from elastic_trainer.cluster.messages import Acknowledged, Report
 from elastic_trainer.cluster.records import Records, open_records
 from elastic_trainer.cluster.rendezvous import make_store
 from elastic_trainer.cluster.units import Units, UnitSpec, actor_names
@@ -30,7 +31,7 @@ from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.control.machine import Machine
 from elastic_trainer.control.state import Limits
-from elastic_trainer.errors import ElasticTrainerError, Fenced
+from elastic_trainer.errors import Damaged, ElasticTrainerError, Fenced, StorageError
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.vocabulary import RunStatus
 
@@ -41,6 +42,7 @@ FLUSH_S = 5.0  # what a killed controller may cost a reader of the run's files
 LINGER_S = 10.0  # an ended run's controller waits so long for somebody who wants to hear of the end
 QUIET_S = 0.5  # who watches asks several times a second
 WATCH_S = 0.25  # one answer to a watcher when there is no news
+AGAIN_S = 1.0  # between tries to begin while the storage refuses
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Controller:
             "owner": self._spec.unit.run_mark,
             "config": self._spec.config,
             "code": self._spec.code,
+            "folder": self._spec.unit.settings.run_url,
             "problem": self._problem,
             "has_ended": self._has_ended.is_set(),
         }
@@ -122,9 +125,11 @@ class Controller:
 
     # ---- for the node agents
 
-    async def report(self, term: int, reports: list[Report]) -> int:
-        """Take what workers of a node report; returns below which step all lines stand in files."""
+    async def report(self, term: int, reports: list[Report]) -> Acknowledged:
+        """Take what workers of a node report; returns which lines stand in files."""
         await self._is_ready.wait()
+        if self._problem:
+            await asyncio.Event().wait()  # this controller ends; the agents keep what they have for the next one
         for report in reports:
             if report.process is not None:
                 self._chronicle.processes[report.worker] = report.process
@@ -139,9 +144,10 @@ class Controller:
 
     async def _live(self) -> None:
         try:
-            began = await self._begin()
-        except ElasticTrainerError as error:
-            self._problem = f"{error}"
+            began = await self._begin_at_last()
+        except Exception as error:
+            is_ours = isinstance(error, ElasticTrainerError)
+            self._problem = f"{error}" if is_ours else f"internal error in the controller: {error!r}"
             self._is_ending = True
             self._is_ready.set()
             await asyncio.sleep(LINGER_S)
@@ -160,6 +166,20 @@ class Controller:
             except TimeoutError:
                 event = e.TimePassed()
             self._handle(event)
+
+    async def _begin_at_last(self) -> e.RunBegan:
+        """Begin; where training goes on already, a storage that refuses is asked again as long as workers live."""
+        deadline = time.monotonic() + self._spec.unit.orphan_s
+        while True:
+            try:
+                return await self._begin()
+            except (Fenced, Damaged):
+                raise
+            except StorageError as error:
+                if not self._is_restart or time.monotonic() > deadline:
+                    raise
+                print(f"controller: the storage refuses, asking again: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(AGAIN_S)
 
     async def _begin(self) -> e.RunBegan:
         spec = self._spec

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control.effects import Order
 from elastic_trainer.control.events import Event
 from elastic_trainer.observability.lines import Line
-from elastic_trainer.vocabulary import Worker
+from elastic_trainer.vocabulary import NO_GENERATION, Token, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,25 @@ class Report:
     process: ProcessId | None = None  # once, when the worker begins
 
 
+class Acknowledged(NamedTuple):
+    """Lines of steps below `steps`, recorded in the generation of `token` or before, stand in the ledger's files.
+
+    Without the token an answer from before a return to an earlier step would void the lines of the steps done again.
+    """
+
+    steps: int = 0
+    token: Token = NO_GENERATION
+
+
 @dataclass(frozen=True, slots=True)
 class Orders:
     """From the controller, by way of a node agent, to a worker.
 
-    Steps below `acknowledged` stand in the ledger's files, so a worker may forget its lines of them. A new `term` has
-    to be told again what is not acknowledged. `silent_s` is how long the agent has not heard of a controller.
+    A worker may forget its lines that are `acknowledged`. A new `term` has to be told again what is not. `silent_s` is
+    how long the agent has not heard of a controller.
     """
 
     orders: tuple[Order, ...]
-    acknowledged: int
+    acknowledged: Acknowledged
     term: int = 0
     silent_s: float = 0.0

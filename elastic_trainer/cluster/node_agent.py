@@ -8,6 +8,7 @@ of an older term are refused. Without any controller for `orphan_s` it ends its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from elastic_trainer.cluster.in_order import InOrder
 from elastic_trainer.cluster.inventory import Inventory
 from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.logs import keep_log, log_since
-from elastic_trainer.cluster.messages import Orders, Report
+from elastic_trainer.cluster.messages import Acknowledged, Orders, Report
 from elastic_trainer.cluster.processes import ProcessId, kill_all, memory_kills, with_mark
 from elastic_trainer.cluster.worker import MARK, mark_of
 from elastic_trainer.control.effects import Order
@@ -65,20 +66,22 @@ class NodeAgent:
         self._groups: dict[Worker, PlacementGroup] = {}
         self._in_order: dict[Worker, InOrder[Report]] = {}
         self._inventory = Inventory()
-        self._acknowledged = 0
+        self._acknowledged = Acknowledged()
         self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
+        self._uploads: set[asyncio.Task[None]] = set()
         self._has_another = asyncio.Event()
         self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_when_orphaned())]
+        self._running.append(asyncio.ensure_future(self._count_memory_kills()))
 
     # ---- for the controller
 
     async def attach(
-        self, term: int, controller: ActorHandle, marker: tuple[str, bytes]
-    ) -> tuple[tuple[FoundWorker, ...], dict[Worker, PlacementGroup], str]:
+        self, term: int, controller: ActorHandle
+    ) -> tuple[tuple[FoundWorker, ...], dict[Worker, PlacementGroup]]:
         """Belong to this controller from now on.
 
         Returns:
-            The living workers, their placement groups, and in words why this node cannot use the storage, if so.
+            The living workers and their placement groups.
 
         Raises:
             Fenced: A later term has attached.
@@ -86,8 +89,11 @@ class NodeAgent:
         self._refuse_older(term)
         self._term, self._controller, self._heard_at = term, controller, time.monotonic()
         self._has_another.set()
-        problem = await asyncio.to_thread(self._look_at_storage, marker)
-        return self._inventory.workers(), dict(self._groups), problem
+        return self._inventory.workers(), dict(self._groups)
+
+    async def look_at_storage(self, marker: tuple[str, bytes]) -> str:
+        """Why this node cannot use the run's storage, in words; empty when it can."""
+        return await asyncio.to_thread(self._look_at_storage, marker)
 
     async def adopt(self, term: int, worker: Worker, group: PlacementGroup) -> None:
         """A worker in this placement group will report here."""
@@ -112,8 +118,15 @@ class NodeAgent:
         self._groups.pop(worker, None)
         self._orders.pop(worker, None)
         self._has_order.pop(worker, None)
-        if process is not None:
-            await asyncio.to_thread(keep_log, self._spec.settings.open_store, process.pid, worker)
+        if process is not None:  # nobody waits for that: it may take as long as a storage that does not answer
+            upload = asyncio.to_thread(keep_log, self._spec.settings.open_store, process.pid, worker)
+            self._uploads.add(task := asyncio.ensure_future(upload))
+            task.add_done_callback(self._uploads.discard)
+
+    async def kept_logs(self) -> None:
+        """Returns when the logs of workers that were reaped are in the storage."""
+        if self._uploads:
+            await asyncio.wait(self._uploads)
 
     async def ran_out_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this machine for want of memory in the last seconds."""
@@ -181,12 +194,15 @@ class NodeAgent:
 
     async def _forward(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_report.wait(), BEAT_S)
-            except TimeoutError:
-                self._memory_kills.append(memory_kills())
             self._has_report.clear()
             await self._send()
+
+    async def _count_memory_kills(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._memory_kills.append(memory_kills())
 
     async def _send(self) -> None:
         """Deliver what has been reported; to the next controller when this one dies or is replaced."""

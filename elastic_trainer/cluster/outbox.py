@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
+from elastic_trainer.cluster.messages import Acknowledged
 from elastic_trainer.observability.lines import Line, NoteLine, StepLine
 
 
@@ -60,11 +61,10 @@ class Outbox:
         with self._lock:
             self._sent = 0
 
-    def acknowledge(self, steps: int) -> None:
-        """Forget lines of steps below `steps`, and what was recorded before them."""
+    def acknowledge(self, known: Acknowledged) -> None:
+        """Forget the lines of steps that are acknowledged, and what was recorded before them."""
         with self._lock:
-            last = max(
-                (i for i, line in enumerate(self._kept) if isinstance(line, StepLine) and line.step < steps), default=-1
-            )
+            steps = ((i, line) for i, line in enumerate(self._kept) if isinstance(line, StepLine))
+            last = max((i for i, s in steps if s.step < known.steps and s.token <= known.token), default=-1)
             self._kept = self._kept[last + 1 :]
             self._sent = max(0, self._sent - (last + 1))

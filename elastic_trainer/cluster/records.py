@@ -38,6 +38,7 @@ class Records:
         self._committer = committer
         self._retention = retention
         self._lock = asyncio.Lock()
+        self._is_ending = False
 
     @property
     def history(self) -> History:
@@ -91,6 +92,7 @@ class Records:
     async def ended(self, status: RunStatus, reason: str) -> str:
         """Record the end; returns what went wrong with that, in words."""
         values = {"status": status.value, "reason": reason.splitlines()[0][:500]}
+        self._is_ending = True
         async with self._lock:
             try:
                 await asyncio.to_thread(self._committer.append, "ended", values)
@@ -111,6 +113,8 @@ class Records:
             try:
                 return await asyncio.to_thread(call)
             except StorageError as error:
+                if self._is_ending:
+                    raise
                 if not has_told:
                     chronicle.tell(f"it is unknown whether {what}, asking again: {error}")
                 has_told = True

@@ -26,6 +26,7 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Stage, Worker
 
 ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
+LOGS_S = 5.0  # for what workers printed to reach the storage, at the end of a run
 PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
 
 
@@ -107,24 +108,26 @@ class Units:
     async def _attach_found(self, name: str) -> list[e.FoundWorker]:
         try:
             agent = ray.get_actor(name, namespace=NAMESPACE)
-            found, groups, _ = await asyncio.wait_for(
-                agent.attach.remote(self._term, self._controller, self._marker), ATTACH_S
-            )
+            found, groups = await asyncio.wait_for(agent.attach.remote(self._term, self._controller), ATTACH_S)
         except (RayError, ValueError, TimeoutError):
             return []
         self._agents[name] = agent
         self._spawn(self._watch_agent(name, agent))
-        return [each for each in found if self._adopt_found(each.worker, agent, groups)]
+        return [await self._adopted(each, agent, groups) for each in found]
 
-    def _adopt_found(self, worker: Worker, agent: ActorHandle, groups: dict[Worker, PlacementGroup]) -> bool:
+    async def _adopted(
+        self, found: e.FoundWorker, agent: ActorHandle, groups: dict[Worker, PlacementGroup]
+    ) -> e.FoundWorker:
+        worker = found.worker
         try:
             actor = ray.get_actor(_worker_name(self._spec.run_name, worker), namespace=NAMESPACE)
-        except ValueError:
-            return False  # it died while nobody watched
+        except ValueError:  # it died while nobody watched; its place goes to another incarnation
+            await self._reap(worker, agent)
+            return e.FoundWorker(worker, Stage.GONE)
         self._groups[worker.worker_id] = groups[worker]
         unit = self.living[worker] = Unit(actor, agent, actor.ended.remote())
         self._spawn(self._watch(worker, unit))
-        return True
+        return found
 
     # ---- new ones
 
@@ -196,8 +199,8 @@ class Units:
         if agent is None:
             spec = self._spec
             agent = make_agent(spec.run_name, AgentSpec(spec.run_mark, node_id, spec.settings, spec.orphan_s))
-            _, _, problem = await agent.attach.remote(self._term, self._controller, self._marker)
-            if problem:
+            await agent.attach.remote(self._term, self._controller)
+            if problem := await agent.look_at_storage.remote(self._marker):
                 raise StorageNotShared(
                     f"node {await asyncio.to_thread(placement.describe_node, node_id)} {problem}. Use a file system "
                     "that all nodes share, or s3://…"
@@ -224,11 +227,13 @@ class Units:
             ray.kill(unit.actor)
         except RayError as error:
             cause = "its process died"
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                cause = f"it could not begin: {str(error).strip().splitlines()[-1]}"
             out_of_memory = "running low on memory" in str(error) or await self._ran_out_of_memory(unit.agent)
         if not self.is_ending:
             self._put(e.WorkerLost(worker, cause, out_of_memory))
             self.living.pop(worker, None)
-            await self._reap(worker, unit)
+            await self._reap(worker, unit.agent)
 
     async def _ran_out_of_memory(self, agent: ActorHandle) -> bool:
         try:
@@ -250,11 +255,11 @@ class Units:
     async def kill(self, worker: Worker) -> None:
         """End a worker's process and its children; its death is told by an event."""
         if (unit := self.living.get(worker)) is not None:
-            await self._reap(worker, unit)
+            await self._reap(worker, unit.agent)
 
-    async def _reap(self, worker: Worker, unit: Unit) -> None:
+    async def _reap(self, worker: Worker, agent: ActorHandle) -> None:
         try:
-            await unit.agent.reap.remote(self._term, worker)
+            await agent.reap.remote(self._term, worker)
         except RayError:
             pass  # its workers end without it
 
@@ -265,16 +270,23 @@ class Units:
         self.send(units, order)
         lives = {asyncio.ensure_future(_settled(unit.life)): worker for worker, unit in units.items()}
         _, pending = await asyncio.wait(lives, timeout=own_words_s) if lives else ((), ())
-        for worker, unit in units.items():
+        for unit in units.values():
             ray.kill(unit.actor)
-            await self._reap(worker, unit)
+        await asyncio.gather(*(self._reap(worker, unit.agent) for worker, unit in units.items()))
         for group in self._groups.values():
             await asyncio.to_thread(remove_placement_group, group)
+        await self._await_logs({unit.agent for unit in units.values()})
         # by name: what was being started just now is known to nobody yet
         for name in await asyncio.to_thread(actor_names, self._spec.run_name):
             if not name.startswith("controller:"):
                 await _kill_by_name(name)
         return sorted(lives[life] for life in pending)
+
+    @staticmethod
+    async def _await_logs(agents: set[ActorHandle]) -> None:
+        uploads = [asyncio.ensure_future(_settled(agent.kept_logs.remote())) for agent in agents]
+        if uploads:
+            await asyncio.wait(uploads, timeout=LOGS_S)
 
 
 async def _settled(life: ray.ObjectRef) -> None:

@@ -14,6 +14,7 @@ from typing import Any, assert_never
 from elastic_trainer.control import events as e
 from elastic_trainer.control import laws, membership, quorum, recovery, rules, saving
 from elastic_trainer.control.effects import (
+    AbortGeneration,
     Effect,
     KillWorker,
     ParkGeneration,
@@ -158,6 +159,7 @@ class Machine:
     def _take_over(self, found: tuple[e.FoundWorker, ...], now: float) -> list[Effect]:
         """Workers of an earlier term go on: they park at their next step boundary and form this term's generation."""
         state = self.state
+        state.settled = (Token(state.term, 0), 0)
         token = max((each.token for each in found if each.stage in MEMBER), default=NO_GENERATION)
         old = [each.worker for each in found if each.stage in MEMBER and each.token < token]
         for each in found:
@@ -176,8 +178,14 @@ class Machine:
         group = sorted((each.rank, each.worker) for each in found if each.stage in MEMBER and each.token == token)
         if group:
             state.token, state.group = token, [worker for _, worker in group]
-            state.phase, state.leave_until = Phase.PARKING, now + self.limits.leave_s
-            effects.append(ParkGeneration(token, tuple(state.group), state.why))
+            state.leave_until = now + self.limits.leave_s
+            if membership.all_done(state) and not saving.is_saved(state, state.done):
+                # the last save went down with the controller; where the group comes together again it is made
+                state.phase = Phase.ABORTING
+                effects.append(AbortGeneration(token, tuple(state.group), state.why))
+            else:
+                state.phase = Phase.PARKING
+                effects.append(ParkGeneration(token, tuple(state.group), state.why))
         if any(each.is_stopping for each in found):
             state.stop_by = "an earlier request"
         return effects
@@ -201,7 +209,9 @@ class Machine:
         each.start_at = now + delay
         why = f"{event.worker} lost while {stage.value}: {event.cause}"
         if event.out_of_memory:
-            tries = recovery.record_try(self.state, recovery.OUT_OF_MEMORY, f"death of {event.worker}")
+            # one shortage may take several members at once, which is one try
+            where = f"generation {self.state.token}" if was_member else f"death of {event.worker}"
+            tries = recovery.record_try(self.state, recovery.OUT_OF_MEMORY, where)
             if tries >= self.limits.tries:
                 return end(
                     self.state,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from elastic_trainer.control import events as e
 from elastic_trainer.control import membership
 from elastic_trainer.control.effects import CommitSave, Effect, SettleSave, Tell, WritePieces
-from elastic_trainer.control.state import MEMBER, Limits, Save, State
+from elastic_trainer.control.state import Limits, Save, State
 from elastic_trainer.vocabulary import SavedStep, Stage, Token, Worker
 
 KEPT = 16  # saved steps that a resumption may try; far more than ever fail to verify
@@ -18,18 +18,20 @@ KEPT = 16  # saved steps that a resumption may try; far more than ever fail to v
 
 def began(state: State, limits: Limits, event: e.SaveBegan, now: float) -> list[Effect]:
     """A rank has its copy."""
-    if membership.of(state, event.worker) is None or _is_settled(state, event.steps, event.token):
+    if membership.of(state, event.worker) is None:
         return []
     save = state.save
+    is_older = save is not None and (event.token, event.steps) < (save.token, save.steps)
+    ranks = list(state.group or state.last_group)
+    if _is_settled(state, event.steps, event.token) or is_older or not ranks:
+        # its copy came after all others were told: nobody else would free it
+        return [SettleSave(event.steps, event.token, (event.worker,), "it was settled before")]
     effects: list[Effect] = []
     if save is None or (save.steps, save.token) != (event.steps, event.token):
-        if save is not None and (event.token, event.steps) < (save.token, save.steps):
-            return []
         if save is not None and save.is_committing:  # its parts are written, so its copies are not needed any more
             effects = _settle(state, save, "a newer one began")
         elif save is not None:  # its copies are gone: a rank makes another only when the last one is settled
             effects = _give_up(state, "a newer one began")
-        ranks = list(state.group or state.last_group)
         state.save = save = Save(event.steps, event.token, ranks, list(ranks), until=now + limits.save_s)
     if event.worker not in save.copies:
         save.copies.append(event.worker)
@@ -99,6 +101,11 @@ def time_passed(state: State, limits: Limits, now: float) -> list[Effect]:
     return _give_up(state, f"it took longer than {limits.save_s:g} s")
 
 
+def is_saved(state: State, steps: int) -> bool:
+    """Whether the state after so many steps is part of the run's history."""
+    return any(each.steps >= steps for each in state.saved)
+
+
 def sources(state: State, best: int | None) -> tuple[SavedStep, ...]:
     """What a generation is restored from whose most advanced member has done `best` steps, the newest first."""
     return tuple(each for each in reversed(state.saved) if best is None or each.steps > best)
@@ -120,7 +127,8 @@ def _is_settled(state: State, steps: int, token: Token) -> bool:
 def _may_still_copy(state: State, save: Save, worker: Worker) -> bool:
     if worker in save.copies or save.token != state.token:
         return False
-    return membership.stage_of(state, worker) in MEMBER
+    # who is done has copied what it will: its last save comes before it says so
+    return membership.stage_of(state, worker) in (Stage.JOINING, Stage.TRAINING)
 
 
 def _holders(state: State, save: Save) -> list[Worker]:

@@ -117,12 +117,12 @@ class RunLog:
             Fenced: A controller of this term or a later one has appended meanwhile.
             StorageError: The store does not answer; whether the entry stands is unknown until the next append.
         """
-        found = []
+        found: list[Entry] = []
         if self._pending is not None:
-            found.append(self._write(self._pending))
-            if (found[0].kind, found[0].values) == (kind, values):
+            found += self._write(self._pending)
+            if (found[-1].kind, found[-1].values) == (kind, values):
                 return found
-        return [*found, self._write(self._made(kind, term, values))]
+        return [*found, *self._write(self._made(kind, term, values))]
 
     @property
     def is_long(self) -> bool:
@@ -133,7 +133,9 @@ class RunLog:
         compacted_at = self._next if kind == "compacted" else self._compacted_at
         return Entry(self._next, kind, term, time.time(), self._writer, compacted_at, values)
 
-    def _write(self, entry: Entry) -> Entry:
+    def _write(self, entry: Entry) -> list[Entry]:
+        """Write an entry behind those of older terms that came first; returns these and the entry."""
+        found: list[Entry] = []
         while True:
             self._pending = entry
             try:
@@ -149,12 +151,13 @@ class RunLog:
                 # the last breath of an older term, written before it could know of this one
                 self._next = entry.seq + 1
                 self._compacted_at = winner.compacted_at
+                found.append(winner)
                 entry = self._made(entry.kind, entry.term, entry.values)
                 continue
             self._pending = None
             self._next = entry.seq + 1
             self._compacted_at = entry.compacted_at
-            return entry
+            return [*found, entry]
 
     def _entry(self, seq: int) -> Entry:
         name = f"{FOLDER}/{name_of(seq)}"

@@ -59,10 +59,15 @@ class ObjectStore:
             self._call("create", name, lambda key: self._create_or_find(key, content), len(content))
         except FileExistsError:
             raise FileExistsError(f"{self.url}/{name}") from None
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.url}/{name}: cannot create: {_words(error)}") from error
 
     def put(self, name: str, content: Buffer) -> None:
         """Write a file, replacing one of that name; readers see the old one or the new one."""
-        self._call("write", name, lambda key: self.client.put(key, content), len(content))
+        try:
+            self._call("write", name, lambda key: self.client.put(key, content), len(content))
+        except FileNotFoundError as error:  # such as a bucket that is not there
+            raise StorageError(f"{self.url}/{name}: cannot write: {_words(error)}") from error
 
     def read(self, name: str) -> bytes:
         """A file's content.
@@ -110,6 +115,10 @@ class ObjectStore:
         """Whether one read can fill several places in memory: with local files it can."""
         return isinstance(self.client, ScatteringClient)
 
+    def patience_s(self, size_bytes: int) -> float:
+        """How long one try at moving so many bytes may take; a longer call has left such a try behind."""
+        return self.timeout_s / 2 + size_bytes / SLOWEST
+
     def silent_s(self, size_bytes: int) -> float:
         """How long a watched read of so many bytes may take."""
         return self.timeout_s + size_bytes / SLOWEST
@@ -145,7 +154,11 @@ class ObjectStore:
             self.client.create(key, content)
         except FileExistsError:
             # a try before this one may have written it without our hearing of it
-            if self.client.read(key) != content:
+            try:
+                found = self.client.read(key)
+            except FileNotFoundError:  # S3 says so of two requests at once, whichever wins
+                raise ConnectionError("the store says that the file exists, and does not find it") from None
+            if found != content:
                 raise
 
     def _key(self, name: str) -> str:
@@ -157,12 +170,11 @@ class ObjectStore:
     def _call(self, what: str, name: str, call: Callable[[str], T], size_bytes: int | None = 0) -> T:
         """Bounded by the size that moves; None: the caller watches."""
         key = self._key(name)
-        allowance = (size_bytes or 0) / SLOWEST
         try:
             return retried(
                 lambda: call(key),
-                try_s=None if size_bytes is None else self.timeout_s / 2 + allowance,
-                whole_s=self.timeout_s + 2 * allowance,
+                try_s=None if size_bytes is None else self.patience_s(size_bytes),
+                whole_s=2 * self.patience_s(size_bytes or 0),
                 is_final=lambda error: not isinstance(error, Overdue) and not self.client.is_transient(error),
             )
         except (FileExistsError, FileNotFoundError):

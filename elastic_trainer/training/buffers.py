@@ -7,7 +7,7 @@ exactly what it is. Only buffers that some rank changed are reduced; ranks agree
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -25,16 +25,18 @@ class _Buffer:
         self._name = name
         self.start = self.value.detach().clone()
         self._change: torch.Tensor | None = None  # made when needed: most buffers are constants
-        self.is_floating = self.start.is_floating_point()
+        self.is_floating = self.start.is_floating_point() or self.start.is_complex()
+        # a difference of whole numbers is exact in float64 where the numbers are not
+        self.is_whole = self.start.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
         small = self.start.numel() * self.start.element_size() <= COMPARED_BYTES
         self._is_compared = small or isinstance(module, _NormBase)
         self._seen = (id(self.value), self.value._version)
 
     @property
     def change(self) -> torch.Tensor:
-        """Sum of the changes by this rank's logical ranks: float64, the buffer's shape."""
+        """Sum of the changes by this rank's logical ranks: float64, the shaped as it (complex: two parts)."""
         if self._change is None:
-            self._change = torch.zeros_like(self.start, dtype=torch.float64)
+            self._change = torch.zeros_like(_real(self.start), dtype=torch.float64)
         return self._change
 
     def forget_change(self) -> None:
@@ -54,11 +56,16 @@ class _Buffer:
 
     def add_change(self) -> None:
         # equal elements count as unchanged: the difference of two infinities is not a number
-        difference = self.value.detach().to(torch.float64) - self.start.to(torch.float64)
-        self.change.add_(torch.where(self.value.detach() == self.start, torch.zeros_like(difference), difference))
+        now, start = _real(self.value.detach()), _real(self.start)
+        difference = (
+            (now - start).to(torch.float64) if self.is_whole else now.to(torch.float64) - start.to(torch.float64)
+        )
+        self.change.add_(torch.where(now == start, torch.zeros_like(difference), difference))
 
     def after(self, change: torch.Tensor) -> torch.Tensor:
-        if self.is_floating:
+        if self.start.is_complex():
+            return self.start + torch.view_as_complex(change).to(self.start.dtype)
+        if self.is_floating or self.is_whole:
             return self.start + change.to(self.start.dtype)
         return (self.start.to(torch.float64) + change).to(self.start.dtype)
 
@@ -80,18 +87,13 @@ class LogicalBuffers:
 
     def __init__(self, modules: Iterable[torch.nn.Module], backend: ProcessGroupBackend) -> None:
         self._backend = backend
-        self._buffers = [
-            _Buffer(module, name)
-            for root in modules
-            for module in root.modules()
-            for name, value in module._buffers.items()
-            if value is not None
-        ]
+        self._buffers = [_Buffer(module, name) for module, name in _places(modules)]
         self._reduced: set[int] = set()
         self._changed: set[int] = set()
         self._rank: int | None = None
         self._visits = 0
         self._pending: list[tuple[_Buffer, torch.Tensor]] = []
+        self._is_open = False  # between the beginning of a step and its end
 
     def forget_agreement(self) -> None:
         """Begin a generation: its ranks may not have seen the same buffers change."""
@@ -99,6 +101,7 @@ class LogicalBuffers:
 
     def begin(self) -> None:
         """Take the present values as what every logical rank starts from."""
+        self._is_open = True
         self._changed, self._visits, self._rank, self._pending = set(), 0, None, []
         for buffer in self._buffers:
             if buffer.is_touched():
@@ -125,8 +128,15 @@ class LogicalBuffers:
                 buffer.reset()
         self._rank = None
 
+    def end(self) -> None:
+        """The step is done: what the buffers hold now is theirs, whoever wrote it."""
+        self._is_open = False
+
     def restore(self) -> None:
         """A step is given up: what forward changed goes back."""
+        if not self._is_open:
+            return  # the values are a whole step's, or have just been restored
+        self._is_open = False
         for buffer in self._buffers:
             if buffer.is_touched():
                 buffer.reset()
@@ -175,3 +185,18 @@ class LogicalBuffers:
         if self._rank is None:
             return self._changed
         return self._changed | {index for index, buffer in enumerate(self._buffers) if buffer.is_touched()}
+
+
+def _places(roots: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Each buffer once, however many registered parts and names lead to it."""
+    seen: set[int] = set()
+    for root in roots:
+        for module in root.modules():
+            for name, value in module._buffers.items():
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield module, name
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(values) if values.is_complex() else values

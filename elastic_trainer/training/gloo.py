@@ -114,6 +114,8 @@ class GlooBackend:
             published = prefix.multi_get(keys)
         except (RuntimeError, CollectiveFailed) as error:
             self.destroy()
+            if not is_superseded():
+                self._store = None  # it may be the connection to the store that is broken
             raise CollectiveFailed(f"generation {token} could not be formed: {error}") from None
         ports = {int(port) for text in published for port in text.decode().split(",") if port}
         with self._lock:

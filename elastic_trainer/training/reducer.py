@@ -69,7 +69,8 @@ class Reducer:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], backend: ProcessGroupBackend) -> None:
         self._backend = backend
-        self._buckets = [_Bucket(group) for group in _grouped([p for p in parameters if p.requires_grad])]
+        self._parameters = trained(parameters)
+        self._buckets = [_Bucket(group) for group in _grouped(self._parameters)]
         self._is_armed = False
         self._next = 0
         # not register_multi_grad_hook: it fires before the last gradient is accumulated
@@ -79,6 +80,11 @@ class Reducer:
             for index, p in enumerate(bucket.parameters)
         ]
         self.zero()
+
+    def fits(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether these are still the parameters that the optimizer trains: some may have been frozen or added."""
+        now = trained(parameters_of(optimizer))
+        return len(now) == len(self._parameters) and all(a is b for a, b in zip(now, self._parameters, strict=True))
 
     def zero(self) -> None:
         """Begin a step."""
@@ -171,6 +177,16 @@ class Reducer:
                         "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set "
                         ".grad: each step begins with zero gradients."
                     )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """All parameters of an optimizer, in its order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def trained(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Those that get gradients."""
+    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def _grouped(parameters: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Parameter]]:

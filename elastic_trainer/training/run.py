@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from elastic_trainer.control.effects import EndRun, FormGeneration, RunTaskAgain
 from elastic_trainer.control.events import (
     GenerationJoined,
@@ -42,7 +40,7 @@ from elastic_trainer.training.evaluation import evaluate
 from elastic_trainer.training.held_state import CarriedState, HeldState, NotRestored
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
-from elastic_trainer.training.reducer import Reducer
+from elastic_trainer.training.reducer import Reducer, parameters_of
 from elastic_trainer.training.saver import Place, Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, Stateful
@@ -182,6 +180,15 @@ class Run:
             raise StepAborted("stopped")
         self.raise_if_aborted()
 
+    def renew_reducers(self) -> None:
+        """Reduce what is trained now: a task may freeze parameters, or add some, at a step that its code names."""
+        for optimizer in self.held.registered.optimizers():
+            present = self.reducers.get(id(optimizer))
+            if present is None or not present.fits(optimizer):
+                if present is not None:
+                    present.release()
+                self.reducers[id(optimizer)] = Reducer(parameters_of(optimizer), self.backend)
+
     # ---- a worker's life
 
     def carry(self) -> CarriedState | None:
@@ -205,9 +212,7 @@ class Run:
         self._engine = DirectEngine(DatasetReader(settings.train_data), settings.plan, self.preprocess)
         if settings.evaluation_data is not None:
             self._evaluation_reader = DatasetReader(settings.evaluation_data)
-        self.reducers = {
-            id(optimizer): Reducer(_parameters(optimizer), self.backend) for optimizer in state.optimizers()
-        }
+        self.renew_reducers()
         self.buffers = LogicalBuffers(state.modules(), self.backend)
 
     def _next_order(self) -> FormGeneration | None:
@@ -239,7 +244,6 @@ class Run:
         self.held.come_up_to(
             order, self.rank, self.settings, self.backend, self.saver, check=self.raise_if_aborted, note=self.note
         )
-        self.saver.joined_at(self.steps_done)
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
     def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
@@ -276,6 +280,7 @@ class Run:
         assert step.total is not None
         total = step.total
         self.held.complete_step()
+        self.buffers.end()
         self.mailbox.record(
             StepLine(
                 step=step.number,
@@ -335,11 +340,7 @@ class Run:
     def _check_parameters(self, state: RegisteredState) -> None:
         seen: set[int] = set()
         for optimizer in state.optimizers():
-            ids = {id(p) for p in _parameters(optimizer)}
+            ids = {id(p) for p in parameters_of(optimizer)}
             if ids & seen:
                 raise TaskError("two optimizers share a parameter. Give each parameter to one optimizer.")
             seen |= ids
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

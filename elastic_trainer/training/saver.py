@@ -22,7 +22,7 @@ from elastic_trainer.checkpoint.layout import Layout, TensorInfo
 from elastic_trainer.checkpoint.manifest import Manifest
 from elastic_trainer.checkpoint.writer import Writer
 from elastic_trainer.control.effects import SettleSave, WritePieces
-from elastic_trainer.errors import StorageError
+from elastic_trainer.errors import Damaged, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.rider import Rider
@@ -62,7 +62,6 @@ class Saver:
         self._writer = Writer(worker, settings.open_store, mailbox.report, versions())
         self._is_latched = False
         self._is_agreed = False
-        self._saved_at = -1  # steps of the last copy, or of what was restored
         self._since = time.monotonic()
         self._was_late = False
         mailbox.on_save(self._obey)
@@ -91,11 +90,6 @@ class Saver:
         self._was_late = total.save > 0 and total.busy > 0
         return waits
 
-    def joined_at(self, steps: int) -> None:
-        """A generation begins after `steps` steps: what this rank saved beyond is no longer the run's."""
-        if self._saved_at > steps:
-            self._saved_at = -1
-
     def save_if_agreed(self, state: RegisteredState, place: Place) -> None:
         """Copy and begin to write, when the ranks agreed to after this step."""
         if self._is_agreed:
@@ -107,7 +101,7 @@ class Saver:
         while self._writer.is_busy and time.monotonic() < deadline:
             self._writer.await_idle(0.05)
             check()
-        if self._saved_at != place.steps and not self._writer.is_busy:
+        if not self._writer.is_busy:
             self._begin(state, place)
 
     def _begin(self, state: RegisteredState, place: Place) -> None:
@@ -120,7 +114,6 @@ class Saver:
         )
         self._is_latched = self._is_agreed = False
         self._since = time.monotonic()
-        self._saved_at = place.steps
         self._writer.begin(
             place.steps,
             place.token,
@@ -160,10 +153,12 @@ class Saver:
             except reader.MemoryInDoubt as error:
                 print(f"worker {self._worker} ends, its memory is in doubt: {error}", file=sys.stderr, flush=True)
                 os._exit(EXIT_IN_DOUBT)  # an ordinary loss of a process is better than a model that changes by itself
-            except StorageError as error:
+            except Damaged as error:
                 problems.append(f"step {source.steps}: {error}")
                 continue
-            self._saved_at = manifest.steps
+            except StorageError as error:
+                # a store that does not answer now has lost nothing: an older step would throw this one away
+                return None, [*problems, f"step {source.steps}: {error}"]
             return manifest, problems
         return None, problems
 

@@ -76,7 +76,7 @@ class RegisteredState:
 
     def _load(self, part: Stateful, state: dict[str, Any]) -> None:
         if isinstance(part, torch.optim.Optimizer):
-            part.load_state_dict(_unnamed(part, state, self._names()))
+            _load_optimizer(part, state, self._names())
         elif isinstance(part, torch.nn.Module):
             part.load_state_dict(state["state"])
             with torch.no_grad():
@@ -191,7 +191,23 @@ def _named(optimizer: torch.optim.Optimizer, names: dict[torch.nn.Parameter, str
                 state[names[parameter]] = dict(optimizer.state[parameter])
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**options, "params": [names[parameter] for parameter in group["params"]]})
-    return {"param_groups": groups, "state": state}
+    found: dict[str, Any] = {"param_groups": groups, "state": state}
+    if shared := {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}:
+        found["shared"] = shared  # of no parameter by itself
+    return found
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, named: dict[str, Any], names: dict[torch.nn.Parameter, str]
+) -> None:
+    optimizer.load_state_dict(_unnamed(optimizer, named, names))
+    optimizer.state.update(copied(named.get("shared", {})))
+    # load_state_dict casts state to its parameter's dtype; what was kept in another one stays what it was
+    for parameter, name in names.items():
+        for key, value in named["state"].get(name, {}).items():
+            present = optimizer.state[parameter][key]
+            if isinstance(value, torch.Tensor) and present.dtype != value.dtype:
+                optimizer.state[parameter][key] = copied(value).to(present.device)
 
 
 def _unnamed(

@@ -174,6 +174,7 @@ class Step:
         self._started = time.perf_counter()
         self._waited = run.engine.wait_s
         run.buffers.begin()
+        run.renew_reducers()
         for reducer in run.reducers.values():
             reducer.zero()
         if len(run.reducers) > 1:  # the step can stop in between their updates

@@ -7,6 +7,8 @@ import os
 import pickle
 import random
 import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from elastic_trainer.checkpoint import reader
 from elastic_trainer.checkpoint.manifest import NAME
 from elastic_trainer.errors import Damaged, StorageError
+from elastic_trainer.storage.local_client import LocalClient
 from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import SavedStep
@@ -135,3 +138,26 @@ def test_a_store_that_is_gone_is_no_damage(saved: Any, s3: S3Server) -> None:
         restore(gone, saved[2])
 
     assert not isinstance(raised.value, Damaged)
+
+
+def test_nothing_comes_into_the_tensors_after_a_restore_has_ended(saved: Any) -> None:
+    """One file is damaged while the read of another is still under way."""
+    folder, _, step = saved
+    manifest = reader.load_manifest(ObjectStore(str(folder)), step)
+    first = folder / manifest.folder / "r0.bin"
+    first.write_bytes(b"x" + first.read_bytes()[1:])
+
+    class Slow(LocalClient):
+        def read_scattered(self, key: str, offset: int, targets: Sequence[memoryview]) -> int:
+            if not key.endswith("r0.bin"):
+                time.sleep(0.5)
+            return super().read_scattered(key, offset, targets)
+
+    targets = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in manifest.layout.tensors]
+    with pytest.raises(Damaged):
+        reader.restore(ObjectStore(str(folder), client=Slow(str(folder))), manifest, targets)
+    for target in targets:
+        target.zero_()
+    time.sleep(1.0)
+
+    assert not any(target.any() for target in targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,46 @@ def test_a_store_that_refuses_is_reported(tmp_path: Path) -> None:
 
     assert isinstance(report, PiecesFailed)
     assert "cannot write: Permission denied" in report.detail
+
+
+def test_a_write_that_comes_late_does_not_change_what_was_saved(tmp_path: Path) -> None:
+    """Its try was given up, another succeeded, and the memory that it reads from has the next step by then."""
+
+    class SlowOnce(GatedClient):
+        tries = 0
+
+        def put(self, key: str, content: Buffer) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                super().put(key, content)
+                self.has_arrived.clear()
+            else:
+                LocalClient.put(self, key, content)
+
+    client = SlowOnce(str(tmp_path))
+    store = ObjectStore(str(tmp_path), client=client, timeout_s=1.0)
+    ranks = Ranks([store])
+    saved = ranks.save(10, tensors_of(1))
+    ranks.begin(11, tensors_of(2))
+    client.gate.set()
+    ranks.await_parts(11)
+    for _ in range(100):
+        if not client.has_arrived.is_set():
+            break
+        time.sleep(0.05)
+
+    assert reader.verify(store, saved).steps == 10
+
+
+def test_whatever_is_raised_while_writing_is_reported(tmp_path: Path) -> None:
+    class Broken(LocalClient):
+        def put(self, key: str, content: Buffer) -> None:
+            raise FileNotFoundError(2, "No such bucket")
+
+    ranks = Ranks([ObjectStore(str(tmp_path), client=Broken(str(tmp_path)), timeout_s=1.0)])
+    for steps in (10, 11):  # the thread goes on
+        ranks.begin(steps, tensors_of(1))
+        (report,) = ranks.await_parts(steps)
+        assert isinstance(report, PiecesFailed)
+        assert "No such bucket" in report.detail
+        ranks.writers[0].settle(steps, ranks.token)

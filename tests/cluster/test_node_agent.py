@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from elastic_trainer.cluster.messages import Report
+from elastic_trainer.cluster.messages import Acknowledged, Report
 from elastic_trainer.cluster.node_agent import AgentSpec, NodeAgent
 from elastic_trainer.cluster.processes import this_process
 from elastic_trainer.control import effects as f
@@ -21,6 +21,7 @@ from elastic_trainer.vocabulary import Stage, Token, Worker
 from tests.harness import settings_for
 
 W = Worker(0, 0)
+KNOWN = Acknowledged(7, Token(1, 1))
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ class Method:
     def __init__(self, controller: Any) -> None:
         self._controller = controller
 
-    async def remote(self, term: int, reports: list[Report]) -> int:
+    async def remote(self, term: int, reports: list[Report]) -> Acknowledged:
         if self._controller.state == "dead":
             raise RayActorError
         if self._controller.state == "stopped":
             await asyncio.Event().wait()
         self._controller.got += reports
-        return 7
+        return KNOWN
 
 
 class Controller:
@@ -55,13 +56,12 @@ class Controller:
 def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> None:
     async def check() -> None:
         agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
-        marker = leave_marker(settings.open_store())
         controller: Any = Controller()
-        await agent.attach(2, controller, marker)
+        await agent.attach(2, controller)
 
         order = f.AbortGeneration(Token(1, 1), (W,), "")
         for call in (
-            agent.attach(1, controller, marker),
+            agent.attach(1, controller),
             agent.deliver(1, [(W, order)]),
             agent.adopt(1, W, controller),
             agent.reap(1, W),
@@ -78,16 +78,15 @@ def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> 
 def test_reports_are_kept_while_there_is_no_controller(state: str, settings: TrainSettings) -> None:
     async def check() -> None:
         agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
-        marker = leave_marker(settings.open_store())
         first: Any = Controller()
-        await agent.attach(1, first, marker)
+        await agent.attach(1, first)
         first.state = state
         await agent.report(Report(W, 1, events=(e.WorkerWarm(W, 0, 5),)))  # overtook the one before it
         await agent.report(Report(W, 0, process=this_process()))
         await asyncio.sleep(0.05)  # the agent tries to deliver
 
         second: Any = Controller()
-        found, _, problem = await agent.attach(2, second, marker)
+        found, _ = await agent.attach(2, second)
         for _ in range(200):
             if len(second.got) == 2:
                 break
@@ -95,9 +94,8 @@ def test_reports_are_kept_while_there_is_no_controller(state: str, settings: Tra
 
         assert [each.events for each in second.got] == [(), (e.WorkerWarm(W, 0, 5),)]
         assert found == (e.FoundWorker(W, Stage.WARM, holds=5),)
-        assert problem == ""
         answer = await agent.exchange(Report(W, 2))
-        assert (answer.term, answer.acknowledged) == (2, 7)
+        assert (answer.term, answer.acknowledged) == (2, KNOWN)
 
     asyncio.run(check())
 
@@ -105,10 +103,10 @@ def test_reports_are_kept_while_there_is_no_controller(state: str, settings: Tra
 def test_a_node_that_sees_another_folder_says_so(settings: TrainSettings) -> None:
     async def check() -> None:
         agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
-        controller: Any = Controller()
+        marker = leave_marker(settings.open_store())
 
-        _, _, problem = await agent.attach(1, controller, (".probe/elsewhere", b"x"))
-
+        assert await agent.look_at_storage(marker) == ""
+        problem = await agent.look_at_storage((".probe/elsewhere", b"x"))
         assert f"sees another folder at storage {settings.run_url!r}" in problem
 
     asyncio.run(check())

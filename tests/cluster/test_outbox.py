@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from elastic_trainer.cluster.messages import Acknowledged
 from elastic_trainer.cluster.outbox import Outbox
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
 from elastic_trainer.vocabulary import Token
 
+FIRST = Token(1, 1)
 
-def step(number: int) -> StepLine:
-    return StepLine(number, Token(1, 1), 24, 0, 0.5, 2, 0.0, 0.1, 0.0)
+
+def step(number: int, token: Token = FIRST) -> StepLine:
+    return StepLine(number, token, 24, 0, 0.5, 2, 0.0, 0.1, 0.0)
 
 
 def test_rank_0_sends_each_line_once() -> None:
@@ -25,7 +28,7 @@ def test_a_new_rank_0_sends_what_was_not_acknowledged() -> None:
         outbox.record(line)
     assert outbox.take() == ()
 
-    outbox.acknowledge(2)
+    outbox.acknowledge(Acknowledged(2, Token(1, 1)))
     outbox.become(sender=True)
 
     assert outbox.take() == (evaluation, step(2))
@@ -38,7 +41,7 @@ def test_what_was_sent_and_acknowledged_is_forgotten() -> None:
         outbox.record(step(number))
     outbox.take()
 
-    outbox.acknowledge(3)
+    outbox.acknowledge(Acknowledged(3, Token(1, 1)))
     outbox.become(sender=False)
     outbox.become(sender=True)
 
@@ -55,3 +58,15 @@ def test_notes_go_out_from_any_rank_once() -> None:
     assert outbox.take() == ()
     outbox.become(sender=True)
     assert outbox.take() == (step(0),)
+
+
+def test_an_answer_from_before_a_return_voids_no_line_of_the_steps_done_again() -> None:
+    outbox = Outbox()
+    outbox.become(sender=True)
+    again = [step(number, Token(1, 2)) for number in range(100, 103)]
+    for line in (step(100), step(101), *again):
+        outbox.record(line)
+
+    outbox.acknowledge(Acknowledged(150, Token(1, 1)))
+
+    assert outbox.take() == tuple(again)

@@ -76,9 +76,10 @@ def test_the_last_breath_of_an_older_term_does_not_fence_the_newer(store: Object
     newer.read()
     older.append("saved", 1, {})
 
-    newer.append("term", 2, {})
+    appended = newer.append("term", 2, {})
 
     assert [(entry.kind, entry.term) for entry in RunLog(store).read()] == [("term", 1), ("saved", 1), ("term", 2)]
+    assert [entry.kind for entry in appended] == ["saved", "term"], "the newer term must know of what came before it"
 
 
 @pytest.fixture

@@ -93,3 +93,72 @@ def test_a_step_that_is_given_up_leaves_the_buffers_as_they_were() -> None:
 
     for name, value in module.named_buffers():
         assert torch.equal(value, before[name]), name
+
+
+def stepped(buffers: LogicalBuffers, module: nn.Module, number: int) -> None:
+    buffers.begin()
+    buffers.enter(0)
+    module(rows(0, number))
+    buffers.agree()
+    buffers.reduce()
+    buffers.commit()
+
+
+def test_what_was_restored_before_any_step_stays_when_the_generation_is_given_up() -> None:
+    module = Counting()
+    buffers = LogicalBuffers([module], backend())
+    module.norm.num_batches_tracked.fill_(20)
+
+    buffers.restore()
+
+    assert module.norm.num_batches_tracked == 20
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("wave", torch.tensor([1 + 1j]))
+        self.register_buffer("count", torch.tensor((1 << 53) + 1))
+
+    def forward(self, x: torch.Tensor) -> None:
+        self.wave += 1j
+        self.count += 2
+
+
+def changed_after_a_step(rank: int, world: int) -> float:
+    module = Counting()
+    buffers = LogicalBuffers([module], backend())
+    stepped(buffers, module, 0)
+    buffers.begin()
+    module.mask.mul_(2.0)
+    buffers.end()
+    buffers.restore()
+    return float(module.mask[2])
+
+
+def reached_twice(rank: int, world: int) -> tuple[int, float]:
+    module = Counting()
+    buffers = LogicalBuffers([module, module.norm], backend())
+    for number in range(3):
+        stepped(buffers, module, number)
+    return int(module.norm.num_batches_tracked), float(module.norm.running_mean.abs().sum())
+
+
+def odd(rank: int, world: int) -> tuple[list[complex], int]:
+    module = Odd()
+    stepped(LogicalBuffers([module], backend()), module, 0)
+    return module.wave.tolist(), int(module.count)
+
+
+def test_what_a_task_changes_after_a_step_is_its_own() -> None:
+    assert on_ranks(1, changed_after_a_step) == [float(torch.tensor(0.1) * 2)]
+
+
+def test_a_buffer_that_two_parts_lead_to_changes_once() -> None:
+    ((count, mean),) = on_ranks(1, reached_twice)
+    assert count == 3
+    assert mean > 0
+
+
+def test_complex_and_large_whole_numbers_keep_every_bit() -> None:
+    assert on_ranks(1, odd) == [([1 + 2j], (1 << 53) + 3)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +176,19 @@ def test_a_users_error_is_not_taken_for_a_collectives() -> None:
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.255") is None
+
+
+def test_a_broken_connection_to_the_store_is_made_again() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    backend = GlooBackend("run", 5.0, 30.0)
+    backend.form(Token(1, 1), 0, 1, ("127.0.0.1", store.port), never)
+    backend.destroy()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(link.name))) as each:
+            if each.getpeername()[1] == store.port:  # this side's end: as when something between forgets it
+                each.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(CollectiveFailed):
+        backend.form(Token(1, 2), 0, 1, ("127.0.0.1", store.port), never)
+    backend.form(Token(1, 3), 0, 1, ("127.0.0.1", store.port), never)
+    backend.destroy()

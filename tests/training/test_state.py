@@ -107,3 +107,26 @@ def test_an_optimizer_without_its_model_is_told() -> None:
     mine = parts(1, 1)
     with pytest.raises(TaskError, match="belongs to no registered model"):
         RegisteredState({"optimizer": mine["optimizer"]}).collect()
+
+
+def test_optimizer_state_keeps_its_own_type() -> None:
+    """torch's load_state_dict casts it to the parameter's."""
+
+    def made(steps: int) -> dict[str, Any]:
+        model = nn.Linear(3, 1, dtype=torch.bfloat16)
+        optimizer = torch.optim.NAdam(model.parameters())
+        for _ in range(steps):
+            model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        if steps:
+            optimizer.state["shared"] = {"scale": torch.tensor(3.0)}  # type: ignore[index]
+        return {"model": model, "optimizer": optimizer}
+
+    original, other = made(3), made(0)
+
+    RegisteredState(other).restore(copied(RegisteredState(original).collect()))
+
+    (state,) = [other["optimizer"].state[p] for p in [other["model"].weight]]
+    assert state["mu_product"].dtype == torch.float32
+    assert torch.equal(state["mu_product"], original["optimizer"].state[original["model"].weight]["mu_product"])
+    assert other["optimizer"].state["shared"] == {"scale": torch.tensor(3.0)}
