@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_trainer.cluster.local import LocalCluster
     from elastic_trainer.config import CheckpointConfig, DataConfig, JobConfig, ScalingConfig, TimeoutsConfig
-    from elastic_trainer.data.prepare import prepare
+    from elastic_trainer.data.preparation.job import prepare
     from elastic_trainer.errors import (
         ClusterError,
         ConfigError,
@@ -76,7 +76,7 @@ _HOME = {
     "TimeoutsConfig": "elastic_trainer.config",
     "TrainTask": "elastic_trainer.training.task",
     "attach": "elastic_trainer.following",
-    "prepare": "elastic_trainer.data.prepare",
+    "prepare": "elastic_trainer.data.preparation.job",
 }
 
 

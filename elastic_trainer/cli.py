@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer import commands as acts
+from elastic_trainer.commands import checkpoints, data, place, reports, runs
 from elastic_trainer.config import JobConfig
-from elastic_trainer.data.prepare import prepare
+from elastic_trainer.data.preparation.damage import POLICIES
+from elastic_trainer.data.preparation.sources import FORMATS
 from elastic_trainer.errors import ConfigError, ElasticTrainerError
 from elastic_trainer.vocabulary import RunStatus
 
@@ -64,35 +65,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIELD",
         help="let a resumed run differ in task, task_args or task_args.NAME",
     )
-    acts.add_address_option(run)
+    place.add_address_option(run)
     run.set_defaults(command=_run)
 
-    make = commands.add_parser("prepare", help="make a dataset folder of a numpy archive")
-    make.add_argument("source", help=".npz file; its arrays become columns")
-    make.add_argument("--out", required=True, help="folder to make")
-    make.add_argument("--seed", type=int, default=0, help="of the shuffle (default 0)")
-    make.set_defaults(command=_prepare)
-
-    data = commands.add_parser("data", help="look at data").add_subparsers(required=True, metavar="COMMAND")
-    audited = data.add_parser("audit", help="hold a run's ledger against the data order")
-    audited.add_argument("run", help="name of the run, or its folder")
-    acts.add_storage_options(audited)
-    audited.set_defaults(command=acts.audit_ledger)
-
+    _add_prepare(commands.add_parser("prepare", help="make a dataset folder of raw files, fully shuffled"))
+    _add_data(commands.add_parser("data", help="look at data").add_subparsers(required=True, metavar="COMMAND"))
     _add_runs(commands.add_parser("runs", help="runs that exist").add_subparsers(required=True, metavar="COMMAND"))
     _add_checkpoints(
         commands.add_parser("checkpoints", help="what runs have saved").add_subparsers(required=True, metavar="COMMAND")
     )
-    look = _about_a_run(commands, "status", "how a run stands", acts.status)
-    acts.add_address_option(look)
+    look = _about_a_run(commands, "status", "how a run stands", runs.status)
+    place.add_address_option(look)
     watch = commands.add_parser("attach", help="watch a run that is going on until it ends")
     watch.add_argument("name", help="of the run")
-    acts.add_address_option(watch)
+    place.add_address_option(watch)
     watch.set_defaults(command=_attach)
-    log = _about_a_run(commands, "logs", "what happened in a run, or what a worker printed", acts.logs)
-    acts.add_address_option(log)
+    log = _about_a_run(commands, "logs", "what happened in a run, or what a worker printed", runs.logs)
+    place.add_address_option(log)
     log.add_argument("--worker", help="such as w0.0: the output of that worker")
     log.add_argument("--follow", action="store_true", help="go on until the run, or the worker, has ended")
+
+    _about_a_run(commands, "explain", "why each generation of a run happened, and what it cost", reports.explain)
+    _about_a_run(commands, "report", "draw a run's loss and who trained when, into its folder", reports.report)
 
     config = commands.add_parser("config", help="about job files").add_subparsers(required=True, metavar="COMMAND")
     schema = config.add_parser("schema", help="print the JSON schema of a job file")
@@ -103,29 +97,75 @@ def _parser() -> argparse.ArgumentParser:
 def _about_a_run(commands: Any, name: str, text: str, act: Callable[..., int]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text)
     parser.add_argument("name", help="of the run")
-    acts.add_storage_options(parser)
+    place.add_storage_options(parser)
     parser.set_defaults(command=act)
     return parser
 
 
+def _add_prepare(make: argparse.ArgumentParser) -> None:
+    make.add_argument("source", help="file, folder, pattern or URL of Parquet, JSONL, CSV, text, images or .npz")
+    make.add_argument("--out", required=True, help="folder to make, a path or URL")
+    make.add_argument("--format", choices=FORMATS, help="of the files; by default told by their names")
+    make.add_argument("--include", action="append", default=[], metavar="PATTERN", help="of file names, e.g. '*.py'")
+    make.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="of paths, e.g. 'build/*'")
+    make.add_argument("--task", help="module:Class of a TrainTask whose transform(columns) the rows go through")
+    make.add_argument("--task-arg", action="append", default=[], metavar="NAME=VALUE", dest="task_args", help="of it")
+    make.add_argument(
+        "--split", action="append", default=[], metavar="NAME=SHARE", help="e.g. validation=0.1; the rest is train"
+    )
+    make.add_argument("--on-error", choices=POLICIES, default="fail", help="what to do with damaged rows")
+    make.add_argument("--block", type=int, default=256, help="tokens of a block of text (default 256)")
+    make.add_argument("--image-size", metavar="HxW", help="decode images to this size; default: keep the files' bytes")
+    make.add_argument("--seed", type=int, default=0, help="of the shuffle (default 0)")
+    make.add_argument(
+        "--source-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="source_options",
+        help="for its client",
+    )
+    make.add_argument(
+        "--storage-option", action="append", default=[], metavar="KEY=VALUE", dest="storage_options", help="for --out's"
+    )
+    place.add_address_option(make)
+    make.set_defaults(command=data.prepare_folder)
+
+
+def _add_data(commands: Any) -> None:
+    audited = commands.add_parser("audit", help="hold a run's ledger against the data order")
+    audited.add_argument("run", help="name of the run, or its folder")
+    place.add_storage_options(audited)
+    audited.set_defaults(command=data.audit_ledger)
+    for name, text, act in (
+        ("show", "what a dataset folder holds", data.show),
+        ("verify", "read it wholly and compare every digest", data.verify),
+        ("sample", "print some rows", data.sample),
+    ):
+        parser = commands.add_parser(name, help=text)
+        data.add_data_options(parser)
+        parser.set_defaults(command=act)
+    parser.add_argument("--count", type=int, default=3, help="how many rows (default 3)")
+
+
 def _add_runs(commands: Any) -> None:
     listed = commands.add_parser("ls", help="list them")
-    acts.add_storage_options(listed)
-    acts.add_address_option(listed)
-    listed.set_defaults(command=acts.list_runs)
-    acts.add_address_option(_about_a_run(commands, "show", "what is known of one", acts.show_run))
+    place.add_storage_options(listed)
+    place.add_address_option(listed)
+    listed.set_defaults(command=runs.list_runs)
+    place.add_address_option(_about_a_run(commands, "show", "what is known of one", runs.show_run))
     stop = commands.add_parser("stop", help="end one after its present step, saved")
     stop.add_argument("name", help="of the run")
     stop.add_argument("--at-once", action="store_true", help="do not wait for the step and the save")
-    acts.add_address_option(stop)
-    stop.set_defaults(command=acts.stop_run)
+    place.add_address_option(stop)
+    stop.set_defaults(command=runs.stop_run)
 
 
 def _add_checkpoints(commands: Any) -> None:
-    _about_a_run(commands, "ls", "list the saved steps of a run", acts.list_checkpoints)
+    _about_a_run(commands, "ls", "list the saved steps of a run", checkpoints.list_checkpoints)
     for name, text, act in (
-        ("show", "what is in a saved step (default the newest)", acts.show_checkpoint),
-        ("verify", "read saved steps wholly (default all) and compare every digest", acts.verify_checkpoints),
+        ("show", "what is in a saved step (default the newest)", checkpoints.show_checkpoint),
+        ("verify", "read saved steps wholly (default all) and compare every digest", checkpoints.verify_checkpoints),
     ):
         _about_a_run(commands, name, text, act).add_argument("--step", type=int, help="number of done steps")
 
@@ -179,13 +219,6 @@ def describe(summary: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _prepare(options: argparse.Namespace) -> int:
-    index = prepare(options.source, options.out, seed=options.seed)
-    columns = ", ".join(f"{column.name} {column.dtype}{list(column.shape)}" for column in index.columns)
-    print(f"{options.out}: {index.rows} rows in {len(index.files)} files, row groups of {index.row_group}; {columns}")
-    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -28,8 +28,20 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Where the samples come from, and in what portions they are read."""
 
-    train: str = Field(description="Dataset folder to train on, made by `elastic-trainer prepare`.")
+    train: str = Field(description="Dataset folder to train on, a path or URL, made by `elastic-trainer prepare`.")
     evaluation: str | None = Field(None, description="Dataset folder for the task's evaluate(); none: no evaluation.")
+    engine: Literal["auto", "ray", "direct"] = Field(
+        "auto",
+        description="Who reads and preprocesses: Ray Data on CPUs of its own, or each worker. auto: Ray Data when the "
+        "task has preprocess() and the cluster has data.cpus beside the workers, else the workers.",
+    )
+    cpus: Positive = Field(1, description="CPUs that Ray Data gets, beside those of the workers.")
+    storage_options: dict[str, Any] | None = Field(
+        None,
+        repr=False,
+        exclude=True,
+        description="For the client of the data's store. Unset: those of the run's storage. Never stored or printed.",
+    )
     drop_last: bool = Field(
         False,
         description="Leave out the samples of an epoch that do not fill a last step. Off: each sample is trained.",
@@ -153,6 +165,11 @@ class JobConfig(_Section):
         None,
         description="L, fixed slices of the global batch; B == L * micro_batch * accumulate. Unset: the smallest "
         "divisor of B / micro_batch that is at least 4 x max workers, else the largest.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Of forward and backward: bf16 runs them under autocast; weights, gradients and the optimizer stay "
+        "as the task made them.",
     )
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Bound of the gradient's norm over all parameters; unset: no clipping."

@@ -18,6 +18,7 @@ from elastic_trainer.data.batch_plan import (
 )
 from elastic_trainer.data.dataset import DatasetIndex
 from elastic_trainer.data.order import ORDER_VERSION, SampleOrder
+from elastic_trainer.data.routing import Routing
 from elastic_trainer.errors import ConfigError
 from elastic_trainer.training.settings import TrainSettings
 
@@ -57,6 +58,7 @@ def resolve(
     *,
     fits: int,
     fixed_shapes: bool,
+    has_router: bool = False,
     stored: dict[str, Any] | None = None,
     changed: dict[str, Any] | None = None,
 ) -> ResolvedJob:
@@ -68,6 +70,7 @@ def resolve(
         evaluation: Index of the evaluation data.
         fits: Workers that the cluster can hold.
         fixed_shapes: Whether the task asks for them.
+        has_router: Whether Ray Data makes the samples.
         stored: What the run was started with, when it is resumed: its window of the data order is kept.
         changed: What `resume.merge` found changed.
 
@@ -96,6 +99,9 @@ def resolve(
         plan=BatchPlan(order, micro, fixed_shapes),
         train_data=config.data.train,
         evaluation_data=config.data.evaluation,
+        data_options=data_options(config),
+        routing=Routing(config.data.cpus, 2 * config.data.window_bytes, train.row_bytes) if has_router else None,
+        precision=config.precision,
         steps=steps,
         seed=config.seed,
         clip_norm=config.clip_norm,
@@ -121,6 +127,11 @@ def resolve(
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})
     digest = evaluation.digest if evaluation else None
     return ResolvedJob(filled, settings, limits, train.digest, digest, changed or {})
+
+
+def data_options(config: JobConfig) -> dict[str, Any]:
+    """For the client of the data's store."""
+    return config.storage_options if config.data.storage_options is None else config.data.storage_options
 
 
 PLACE_S = 30.0  # the resources are there; this is what a busy Ray may take to hand them out

@@ -22,6 +22,7 @@ FIXED = (
     "global_batch",
     "micro_batch",
     "logical_ranks",
+    "precision",
     "clip_norm",
     "seed",
     "data.drop_last",
@@ -61,6 +62,7 @@ def merge(
         _refuse_fixed(given.name, field, old, new, allow_change)
         changed[field] = [old, new]
         _set(values, field, new)
+    values["data"]["storage_options"] = given.data.storage_options
     options = given.storage_options
     return JobConfig(**{**values, "name": given.name, "storage": given.storage, "storage_options": options}), changed
 
@@ -101,7 +103,7 @@ def _explicit(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]
     """Every field that was set, by its path; the arguments of a task each by themselves."""
     for name in sorted(section.model_fields_set):
         value, path = getattr(section, name), prefix + name
-        if path in ("name", "storage", "storage_options"):
+        if path in ("name", "storage", "storage_options", "data.storage_options"):
             continue  # they say which run it is, and how to get there
         if isinstance(value, BaseModel):
             yield from _explicit(value, f"{path}.")

@@ -26,10 +26,19 @@ from elastic_trainer.cluster.local import LocalCluster, join_cluster
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
-from elastic_trainer.errors import ClusterError, ConfigError, ResourcesError, StorageError, TaskError
+from elastic_trainer.errors import (
+    ClusterError,
+    ConfigError,
+    ElasticTrainerError,
+    ResourcesError,
+    StorageError,
+    TaskError,
+)
 from elastic_trainer.following import BEGIN_S, OnStanding, Result, follow, reach, stop
 from elastic_trainer.observability.progress import ProgressView
-from elastic_trainer.resolve import ResolvedJob, resolve
+from elastic_trainer.reports.pictures import can_draw, draw
+from elastic_trainer.reports.record import read_record
+from elastic_trainer.resolve import ResolvedJob, data_options, resolve
 from elastic_trainer.resume import check_data, merge
 from elastic_trainer.signals import StopSignals
 from elastic_trainer.storage.log import RunLog
@@ -37,7 +46,7 @@ from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.storage.probe import probe
 from elastic_trainer.training.saver import versions
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask, code_digest
+from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask, code_digest, importable
 from elastic_trainer.vocabulary import RunStatus, SavedStep
 
 GONE_S = 15.0  # for the controller of a run that has ended to leave its name
@@ -90,15 +99,15 @@ class ElasticTrainer:
             ClusterError: Ray did not start, or the run's controller did not come back.
         """
         with StopSignals() as signals:
-            load, fixed_shapes = self._loader()
+            load, facts = self._loader()
             task = _pickled(load)
-            self._resolved(History(), fits=None, fixed_shapes=fixed_shapes)  # mistakes that need no storage come first
+            self._resolved(History(), fits=None, facts=facts)  # mistakes that need no storage come first
             store = ObjectStore(
                 _absolute(self._config.storage), self._config.storage_options, timeout_s=self._config.timeouts.storage_s
             )
             probe(store)
             history = fold(RunLog(store.within(self._config.name)).read())
-            job = self._resolved(history, fits=None, fixed_shapes=fixed_shapes)
+            job = self._resolved(history, fits=None, facts=facts)
             if history.ended == RunStatus.FINISHED and history.newest and history.newest.steps >= job.settings.steps:
                 return self._finished(store.within(self._config.name), history)
             with self._connected():
@@ -109,26 +118,29 @@ class ElasticTrainer:
                     name = self._config.name
                     signals.take_over(lambda by, at_once: stop(name, by, at_once))
                     if running is None:
-                        running = self._start(history, store, task, fixed_shapes, view)
+                        running = self._start(history, store, task, facts, view)
                     else:
                         view.say(f"run {self._config.name} is going on: attached to it")
                         self._compare(reach(self._config.name)[1], view)
-                    return follow(name, running, view, self._on_standing, signals.ask_again)
+                    try:
+                        return follow(name, running, view, self._on_standing, signals.ask_again)
+                    finally:
+                        self._draw(store.within(name), view)
 
     # ---- what is to be trained
 
-    def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], bool]:
+    def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], _Facts]:
         """What makes the task in a worker; made once here too, so that its mistakes show before anything starts."""
         if self._task is not None:
             task = self._task
-            return (lambda: task), isinstance(task, TrainTask) and task.fixed_shapes
+            return (lambda: task), _facts_of(task)
         assert self._config.task is not None
         named = NamedTask(self._config.task, dict(self._config.task_args))
-        with _importable(os.getcwd()):
+        with importable(os.getcwd()):
             made = named.load()
-        return named.load, isinstance(made, TrainTask) and made.fixed_shapes
+        return named.load, _facts_of(made)
 
-    def _resolved(self, history: History, *, fits: int | None, fixed_shapes: bool) -> ResolvedJob:
+    def _resolved(self, history: History, *, fits: int | None, facts: _Facts, has_router: bool = False) -> ResolvedJob:
         config, changed = self._merged(history)
         train, evaluation = _indexes(config)
         if history.config is not None:
@@ -138,7 +150,8 @@ class ElasticTrainer:
             train,
             evaluation,
             fits=fits or 1,
-            fixed_shapes=fixed_shapes,
+            fixed_shapes=facts.fixed_shapes,
+            has_router=has_router,
             stored=history.config,
             changed=changed,
         )
@@ -159,6 +172,16 @@ class ElasticTrainer:
         except FileNotFoundError:  # the controller was killed between the last two things that it writes
             summary = {"status": RunStatus.FINISHED.value, "path": ""}
         return Result(RunStatus.FINISHED, summary)
+
+    def _draw(self, store: ObjectStore, view: ProgressView) -> None:
+        if not can_draw():
+            return
+        try:
+            pictures = draw(read_record(store, self._config.name), store)
+        except ElasticTrainerError as error:  # the run is what matters
+            view.say(f"the pictures could not be drawn: {error}")
+        else:
+            view.say(f"pictures: {', '.join(pictures)}")
 
     # ---- where
 
@@ -208,12 +231,14 @@ class ElasticTrainer:
         return None
 
     def _start(
-        self, history: History, store: ObjectStore, task: bytes, fixed_shapes: bool, view: ProgressView
+        self, history: History, store: ObjectStore, task: bytes, facts: _Facts, view: ProgressView
     ) -> ActorHandle:
-        scaling = self._merged(history)[0].scaling
-        fits = placement.workers_that_fit(scaling.resources_per_worker)
-        capacity = self._capacity(scaling, fits)
-        job = self._resolved(history, fits=fits, fixed_shapes=fixed_shapes)
+        config = self._merged(history)[0]
+        beside = placement.workers_that_fit(config.scaling.resources_per_worker, beside_cpus=config.data.cpus)
+        has_router, data = _choose_engine(config, facts, beside)
+        fits = beside if has_router else placement.workers_that_fit(config.scaling.resources_per_worker)
+        capacity = self._capacity(config.scaling, fits)
+        job = self._resolved(history, fits=fits, facts=facts, has_router=has_router)
         mark = f"{job.config.name}-{secrets.token_hex(8)}"
         start_from = _start_from(job.config, store, history)
         make_controller(self._spec(job, start_from, task, capacity, mark, history.term))
@@ -222,6 +247,7 @@ class ElasticTrainer:
             controller.leave.remote()
             raise StorageError(found["problem"])
         view.say(_opening(job, history))
+        view.say(data)
         for field, (old, new) in sorted(job.changed.items()):
             view.say(f"{field} is {new} now, it was {old}")
         if found["owner"] != mark:
@@ -240,14 +266,15 @@ class ElasticTrainer:
                 f"{found['folder']} and not in {mine}. Choose another name, or set storage to attach to it."
             )
         _, changed = merge(found["config"], self._config, self._allow_change)
-        check_data(found["config"], read_index(self._config.data.train), self._config.data.train)
+        train, _ = _indexes(self._config)
+        check_data(found["config"], train, self._config.data.train)
         for field, (old, new) in sorted(changed.items()):
             view.say(f"{field} = {new} is not taken: the run goes on with {old}. Stop it and run it again to change it")
         if found["code"] != self._code():
             view.say("the task's code differs from what the run was started with, which goes on")
 
     def _code(self) -> str:
-        with _importable(os.getcwd()):
+        with importable(os.getcwd()):
             return code_digest(self._config.task if self._task is None else self._task)
 
     def _spec(
@@ -278,9 +305,40 @@ class ElasticTrainer:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What a task asks for."""
+
+    fixed_shapes: bool
+    preprocesses: bool
+
+
+def _facts_of(task: TrainTask | TrainFunction) -> _Facts:
+    if not isinstance(task, TrainTask):
+        return _Facts(fixed_shapes=False, preprocesses=False)
+    return _Facts(task.fixed_shapes, task.preprocess is not None)
+
+
+def _choose_engine(config: JobConfig, facts: _Facts, workers_beside: int) -> tuple[bool, str]:
+    """Whether Ray Data makes the samples, and why, in words; `workers_beside` fit into the cluster beside its CPUs."""
+    cpus = f"{config.data.cpus} CPU" + ("s" if config.data.cpus > 1 else "")
+    if config.data.engine == "direct":
+        return False, "data: read by the workers (data.engine)"
+    if not facts.preprocesses:
+        return False, "data: read by the workers, as there is nothing to preprocess"
+    wanted = config.scaling.max_workers or max(1, config.scaling.min_workers)
+    if workers_beside < wanted:
+        return False, (
+            f"data: read and preprocessed by the workers: beside {wanted} of them the cluster has no {cpus} left for "
+            "Ray Data (data.cpus)"
+        )
+    return True, f"data: preprocessed by Ray Data on {cpus}"
+
+
 def _indexes(config: JobConfig) -> tuple[DatasetIndex, DatasetIndex | None]:
     evaluation = config.data.evaluation
-    return read_index(config.data.train), None if evaluation is None else read_index(evaluation)
+    options = data_options(config)
+    return read_index(config.data.train, options), None if evaluation is None else read_index(evaluation, options)
 
 
 def _start_from(config: JobConfig, store: ObjectStore, history: History) -> tuple[str, SavedStep] | None:
@@ -309,19 +367,6 @@ def _pickled(load: Callable[[], Any]) -> bytes:
         ) from None
 
 
-@contextlib.contextmanager
-def _importable(path: str) -> Iterator[None]:
-    """The folder in which a command was started comes first when its task is imported, as in the workers."""
-    if path in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.insert(0, path)
-    try:
-        yield
-    finally:
-        sys.path.remove(path)
-
-
 def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
@@ -330,8 +375,8 @@ def _with_absolute_paths(settings: TrainSettings) -> TrainSettings:
     evaluation = settings.evaluation_data
     return dataclasses.replace(
         settings,
-        train_data=os.path.abspath(settings.train_data),
-        evaluation_data=None if evaluation is None else os.path.abspath(evaluation),
+        train_data=_absolute(settings.train_data),
+        evaluation_data=None if evaluation is None else _absolute(evaluation),
         run_url=_absolute(settings.run_url),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+NAMESPACE = "elastic_trainer"  # of every named actor in Ray
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastic_trainer.data.prepare import prepare
+from elastic_trainer.data.preparation.job import prepare
 from tests.rotation import TODAY
 from tests.s3server import S3Server
 

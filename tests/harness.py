@@ -62,6 +62,9 @@ def settings_for(
         "evaluate_every": None,
         "form_s": 20.0,
         "collective_s": 60.0,
+        "data_options": {},
+        "routing": None,
+        "precision": "fp32",
         "run_url": "",
         "storage_options": {},
         "storage_s": 10.0,
@@ -69,7 +72,7 @@ def settings_for(
         "save_every_s": None,
         "save_s": 60.0,
     }
-    return TrainSettings("test", plan, data, evaluation, steps, **{**defaults, **others})
+    return TrainSettings("test", plan, data, evaluation, steps=steps, **{**defaults, **others})
 
 
 @dataclass

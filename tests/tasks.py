@@ -61,12 +61,13 @@ def state_digest(*parts: Any) -> str:
 class NetTask(TrainTask):
     """Regression on columns x (rows, 6) and y (rows,)."""
 
-    def __init__(self, *, evaluate: bool = True, delay_s: float = 0.0) -> None:
+    def __init__(self, *, evaluate: bool = True, delay_s: float = 0.0, dtype: str = "float64") -> None:
         self.delay_s = delay_s
+        self.dtype = getattr(torch, dtype)
         self._evaluates = evaluate
 
     def build_model(self) -> nn.Module:
-        self.model = Net().double()
+        self.model = Net().to(self.dtype)
         return self.model
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -80,7 +81,7 @@ class NetTask(TrainTask):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         if self.delay_s:
             time.sleep(self.delay_s)
-        return functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"])
+        return functional.mse_loss(model(batch["x"].to(self.dtype)).squeeze(1), batch["y"].to(self.dtype))
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
         error = functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"], reduction="sum")

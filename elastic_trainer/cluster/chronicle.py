@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from elastic_trainer.cluster.messages import Acknowledged
@@ -20,6 +20,7 @@ from elastic_trainer.control import events as e
 from elastic_trainer.control.state import State
 from elastic_trainer.data.ledger import Audit, LedgerLine
 from elastic_trainer.errors import StorageError
+from elastic_trainer.observability.account import Account, Generation, Rebuild
 from elastic_trainer.observability.journal import Journal
 from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, StepLine
 from elastic_trainer.observability.standing import Standing
@@ -31,38 +32,6 @@ SUMMARY = "summary.json"
 ACCOUNTS = "accounts"
 NEWS_KEPT = 1000  # the driver reads several times a second; what it missed stands in the events
 SPEED_OVER = 50  # steps over which the shown speed is taken
-
-
-@dataclass
-class Generation:
-    """A generation that was formed."""
-
-    generation: int
-    term: int
-    world_size: int
-    resume_step: int
-    reason: str
-
-
-@dataclass
-class Account:
-    """What is told of a whole run, over all of its terms."""
-
-    began_at: float = 0.0
-    active_s: float = 0.0  # of all terms, up to `at`
-    at: float = 0.0
-    productive_s: float = 0.0
-    generations: list[Generation] = field(default_factory=list)
-    recovery_s: list[float] = field(default_factory=list)
-    pids_unchanged: bool = True
-    final_loss: float | None = None
-    evaluation: dict[str, float] | None = None
-    saves_failed: int = 0
-
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Account:
-        """The account that `asdict` described."""
-        return cls(**{**found, "generations": [Generation(**each) for each in found["generations"]]})
 
 
 class Chronicle:
@@ -99,6 +68,7 @@ class Chronicle:
         self._last: StepLine | None = None
         self._evaluations: dict[int, dict[str, float]] = {}
         self._forming: f.FormGeneration | None = None
+        self._rebuild = Rebuild()
         self._is_faulted = False
         self._pids: dict[int, tuple[Worker, int]] = {}  # by worker id, as said at the last join
         self._lost: set[Worker] = set()
@@ -139,7 +109,14 @@ class Chronicle:
         match event:
             case e.WorkerLost():
                 self._lost.add(event.worker)
+                if event.worker in self._state.group:
+                    self._notice()
+            case e.GroupLeft():
+                self._notice()
+            case e.GroupFormed():
+                self._rebuild.formed_at = time.time()
             case e.GenerationJoined():
+                self._rebuild.joined_at = time.time()
                 self._joined(event)
             case e.TaskFailed():
                 self.tell(f"{event.worker} raised in {event.failure.phase}: {event.failure.text.splitlines()[-1]}")
@@ -150,6 +127,7 @@ class Chronicle:
         match effect:
             case f.FormGeneration():
                 self._forming = effect
+                self._rebuild.ordered_at = time.time()
             case f.RecordResumption():
                 if effect.steps < self._audit.steps:
                     self.tell(
@@ -159,11 +137,15 @@ class Chronicle:
                 self._durable = Acknowledged(min(self._durable.steps, effect.steps), self._durable.token)
             case f.AbortGeneration():
                 self._is_faulted = True
+                self._notice()
                 self.tell(effect.reason)
             case f.StartStore() if effect.reason != "first start":
                 self.tell(effect.reason)
             case f.Tell() | f.KillWorker() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
                 self.tell(effect.reason)
+
+    def _notice(self) -> None:
+        self._rebuild.noticed(time.time(), self._last.done_at if self._last else 0.0)
 
     def _record_step(self, line: StepLine) -> None:
         ledger = LedgerLine(line.step, line.token, line.samples, line.digest)
@@ -186,6 +168,10 @@ class Chronicle:
             self.account.recovery_s.append(seconds)
             self.tell(f"recovered: step {line.step} done {seconds:.3f} s after the last one before the fault")
         self._is_faulted = False
+        present = self.account.generations[-1] if self.account.generations else None
+        if present is not None and (present.term, present.generation) == line.token:
+            present.phases_s = self._rebuild.phases(line.done_at)
+        self._rebuild = Rebuild()
 
     def _record_evaluation(self, line: EvaluationLine) -> None:
         if line.steps in self._evaluations:
@@ -203,7 +189,15 @@ class Chronicle:
         if self._forming is None or event.token != self._forming.token:
             return
         order, self._forming = self._forming, None
-        made = Generation(event.token.generation, event.token.term, len(order.ranks), event.steps, order.reason)
+        made = Generation(
+            event.token.generation,
+            event.token.term,
+            len(order.ranks),
+            event.steps,
+            order.reason,
+            self._rebuild.ordered_at,
+            [str(worker) for worker in order.ranks],
+        )
         self.account.generations.append(made)
         self.has_new_generation = True
         self.tell(

@@ -22,7 +22,6 @@ from ray.exceptions import RayActorError, RayError
 
 from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster.chronicle import Chronicle
-from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.messages import Acknowledged, Report
 from elastic_trainer.cluster.records import Records, open_records
 from elastic_trainer.cluster.rendezvous import make_store
@@ -33,7 +32,7 @@ from elastic_trainer.control.machine import Machine
 from elastic_trainer.control.state import Limits
 from elastic_trainer.errors import Damaged, ElasticTrainerError, Fenced, StorageError
 from elastic_trainer.observability.standing import Standing
-from elastic_trainer.vocabulary import RunStatus
+from elastic_trainer.vocabulary import NAMESPACE, RunStatus
 
 END_S = 60.0  # for a finished task's own last words, such as writing its model; measured runs need milliseconds
 LET_GO_S = 30.0  # for actors and placement groups; a second or two was seen
@@ -199,6 +198,8 @@ class Controller:
             spec.unit, history.term, self._me, self._records.marker, self._events.put_nowait, self._spawn
         )
         found = await self._units.find()
+        if spec.unit.settings.routing is not None:
+            await asyncio.to_thread(self._units.start_router)
         await self._find_store()
         if history.term > 1:
             self._chronicle.tell(f"term {history.term} of the run begins")

@@ -25,8 +25,8 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from ray.exceptions import RayError
 
 from elastic_trainer.errors import ClusterError
+from elastic_trainer.vocabulary import NAMESPACE
 
-NAMESPACE = "elastic_trainer"
 START_S = 120.0  # a cold disk and a busy machine were seen to take 20 s for three raylets
 END_S = 15.0  # the cluster's own grace of 2 s, and time to kill what ignores it
 

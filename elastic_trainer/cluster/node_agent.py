@@ -22,7 +22,6 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from elastic_trainer.cluster.in_order import InOrder
 from elastic_trainer.cluster.inventory import Inventory
-from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.logs import keep_log, log_since
 from elastic_trainer.cluster.messages import Acknowledged, Orders, Report
 from elastic_trainer.cluster.processes import ProcessId, kill_all, memory_kills, with_mark
@@ -33,7 +32,7 @@ from elastic_trainer.errors import Fenced, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.storage.probe import sees_marker
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.vocabulary import Worker
+from elastic_trainer.vocabulary import NAMESPACE, Worker
 
 BEAT_S = 1.0  # how late workers without rank 0 learn which of their lines are safe, and that a controller lives
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get

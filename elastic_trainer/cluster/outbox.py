@@ -41,13 +41,12 @@ class Outbox:
         """The lines to send now: all unsent ones on rank 0, a worker's own notes elsewhere."""
         with self._lock:
             unsent = self._kept[self._sent :]
+            lines = [line for line in unsent if not isinstance(line, NoteLine)]
+            self._kept = self._kept[: self._sent] + lines  # a note is sent once
             if self.is_sender:
                 self._sent = len(self._kept)
                 return tuple(unsent)
-            notes = tuple(line for line in unsent if isinstance(line, NoteLine))
-            if notes:
-                self._kept = self._kept[: self._sent] + [line for line in unsent if not isinstance(line, NoteLine)]
-            return notes
+            return tuple(line for line in unsent if isinstance(line, NoteLine))
 
     def become(self, *, sender: bool) -> None:
         """Begin a generation as the rank that sends, or not; a new sender sends all that is not acknowledged."""

@@ -14,14 +14,31 @@ from ray.util.placement_group import (
 )
 
 
-def workers_that_fit(resources_per_worker: Mapping[str, float]) -> int:
-    """How many workers the cluster's living nodes can hold, taken as if they were empty."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def workers_that_fit(resources_per_worker: Mapping[str, float], *, beside_cpus: int = 0) -> int:
+    """How many workers the cluster's living nodes can hold, taken as if they were empty.
+
+    Args:
+        resources_per_worker: Of each.
+        beside_cpus: Whole CPUs that are set aside where that costs fewest workers; with fewer in all, none fit.
+    """
+    nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    for _ in range(beside_cpus):
+        able = [node for node in nodes if node.get("CPU", 0.0) >= 1]
+        if not able:
+            return 0
+        cheapest = min(able, key=lambda node: _cost(node, resources_per_worker))
+        cheapest["CPU"] -= 1
+    return sum(_held(node, resources_per_worker) for node in nodes)
+
+
+def _held(node: Mapping[str, float], need: Mapping[str, float]) -> int:
     # a sum of tenths falls short of its whole number by rounding
-    return sum(
-        min(math.floor(node.get(name, 0.0) / need + 1e-9) for name, need in resources_per_worker.items())
-        for node in nodes
-    )
+    return min(math.floor(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items())
+
+
+def _cost(node: Mapping[str, float], need: Mapping[str, float]) -> int:
+    """Workers that do not fit any more when one CPU is taken."""
+    return _held(node, need) - _held({**node, "CPU": node["CPU"] - 1}, need)
 
 
 def describe_cluster() -> str:

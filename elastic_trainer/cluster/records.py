@@ -12,11 +12,12 @@ import yaml
 from elastic_trainer.checkpoint.committer import Committer
 from elastic_trainer.checkpoint.history import History, fold
 from elastic_trainer.checkpoint.retention import Retention
-from elastic_trainer.cluster.chronicle import ACCOUNTS, Account, Chronicle
+from elastic_trainer.cluster.chronicle import ACCOUNTS, Chronicle
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.data.ledger import Audit, LedgerLine
 from elastic_trainer.errors import Damaged, Fenced, StorageError
+from elastic_trainer.observability.account import Account
 from elastic_trainer.observability.journal import read_stream, segments_from
 from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore

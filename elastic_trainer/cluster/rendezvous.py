@@ -10,7 +10,7 @@ from datetime import timedelta
 import ray
 from ray.actor import ActorHandle
 
-from elastic_trainer.cluster.local import NAMESPACE
+from elastic_trainer.vocabulary import NAMESPACE
 
 IDLE_S = 3600  # of one store operation on the server's own client, which is hardly used
 

@@ -17,13 +17,12 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_trainer.cluster import placement
-from elastic_trainer.cluster.local import NAMESPACE
 from elastic_trainer.cluster.node_agent import AgentSpec, make_agent
 from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.vocabulary import Stage, Worker
+from elastic_trainer.vocabulary import NAMESPACE, Stage, Worker
 
 ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
 LOGS_S = 5.0  # for what workers printed to reach the storage, at the end of a run
@@ -128,6 +127,24 @@ class Units:
         unit = self.living[worker] = Unit(actor, agent, actor.ended.remote())
         self._spawn(self._watch(worker, unit))
         return found
+
+    def start_router(self) -> None:
+        """Start Ray Data's part, or find that of an earlier term."""
+        from elastic_trainer.data.router import RouterSpec, start_router  # it takes a second to import
+
+        spec, settings = self._spec, self._spec.settings
+        assert settings.routing is not None
+        start_router(
+            RouterSpec(
+                spec.run_name,
+                settings.plan.order,
+                settings.train_data,
+                settings.data_options,
+                spec.task,
+                spec.import_paths,
+                settings.routing,
+            )
+        )
 
     # ---- new ones
 

@@ -3,7 +3,8 @@
     <folder>/index.json            rows, row group size, files, columns, digests
              data-00000.arrow      uncompressed, so that a row group is read by mapping memory, without a copy
 
-The index is written last and by rename: a folder without one is not a dataset.
+The index is written last and at once: a folder without one is not a dataset. A folder may lie in an object store, whose
+row groups are read by range, several at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import json
 import math
 import mmap
 import os
-from dataclasses import asdict, dataclass
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,10 +28,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from elastic_trainer.data.order import Ids
-from elastic_trainer.errors import DataError, did_you_mean
+from elastic_trainer.errors import DataError, StorageError, did_you_mean
+from elastic_trainer.storage.object_store import ObjectStore
 
 FORMAT = 1
 INDEX = "index.json"
+READS_AT_ONCE = 8  # row groups fetched from a store together: a range read waits for the network most of its time
+CACHE_BYTES = 128 << 20  # of fetched row groups; neighbouring spans share those at their borders
 Columns = dict[str, NDArray[np.generic]]
 
 
@@ -66,15 +74,21 @@ class Column:
 VARIABLE = ("string", "binary")
 
 
+def columns_of(found: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Columns from their JSON."""
+    return tuple(Column(each["name"], each["dtype"], tuple(each["shape"])) for each in found)
+
+
 @dataclass(frozen=True)
 class DatasetIndex:
-    """What `index.json` says."""
+    """What `index.json` says; `about` holds what a task may want to know of the rows, such as the names of labels."""
 
     rows: int
     row_group: int
     seed: int
     columns: tuple[Column, ...]
     files: tuple[DataFile, ...]
+    about: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @cached_property
     def digest(self) -> str:
@@ -93,70 +107,147 @@ class DatasetIndex:
         return json.dumps({"format": FORMAT, "digest": self.digest, **asdict(self)}, indent=1) + "\n"
 
 
-def read_index(folder: str | os.PathLike[str]) -> DatasetIndex:
+def read_index(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> DatasetIndex:
     """The index of a dataset folder; every data file is there and has the size that the index tells.
+
+    Args:
+        folder: A local path or a URL.
+        options: For the client of its store.
 
     Raises:
         DataError: No such folder, not a dataset, damaged, empty, or files missing or cut short.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise DataError(f"{path}: no such dataset folder. Make one: elastic-trainer prepare SOURCE --out {path}")
+    url = os.fspath(folder)
+    if "://" not in url and not Path(url).is_dir():
+        raise DataError(f"{url}: no such dataset folder. Make one: elastic-trainer prepare SOURCE --out {url}")
     try:
-        text = (path / INDEX).read_text()
+        store = ObjectStore(url, options)
+        text = store.read(INDEX).decode()
+        sizes = store.sizes("")
     except FileNotFoundError:
         raise DataError(
-            f"{path}: has no {INDEX}, so it is not a dataset folder, or its preparation did not end. "
-            f"Make it: elastic-trainer prepare SOURCE --out {path}"
+            f"{url}: has no {INDEX}, so it is not a dataset folder, or its preparation did not end. "
+            f"Make it: elastic-trainer prepare SOURCE --out {url}"
         ) from None
-    index = _parse_index(path, text)
+    except (StorageError, UnicodeDecodeError) as error:
+        raise DataError(f"{url}: the dataset cannot be read: {error}") from None
+    index = _parse_index(url, text)
     for file in index.files:
-        _check_size(path / file.name, file.size_bytes)
+        _check_size(f"{url}/{file.name}", sizes.get(file.name), file.size_bytes)
     return index
 
 
-def _parse_index(path: Path, text: str) -> DatasetIndex:
+def _parse_index(url: str, text: str) -> DatasetIndex:
     try:
         found = json.loads(text)
         if found["format"] != FORMAT:
-            raise DataError(f"{path / INDEX}: format {found['format']} is not {FORMAT}. Prepare the dataset again.")
+            raise DataError(f"{url}/{INDEX}: format {found['format']} is not {FORMAT}. Prepare the dataset again.")
         index = DatasetIndex(
             rows=found["rows"],
             row_group=found["row_group"],
             seed=found["seed"],
-            columns=tuple(Column(c["name"], c["dtype"], tuple(c["shape"])) for c in found["columns"]),
+            columns=columns_of(found["columns"]),
             files=tuple(
                 DataFile(f["name"], f["size_bytes"], tuple(RowGroup(**group) for group in f["row_groups"]))
                 for f in found["files"]
             ),
+            about=dict(found.get("about", {})),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path / INDEX}: damaged ({type(error).__name__}: {error}). Prepare it again.") from None
+        raise DataError(f"{url}/{INDEX}: damaged ({type(error).__name__}: {error}). Prepare it again.") from None
     if found.get("digest") != index.digest:
-        raise DataError(f"{path / INDEX}: damaged (its digest does not fit its content). Prepare the dataset again.")
+        raise DataError(f"{url}/{INDEX}: damaged (its digest does not fit its content). Prepare the dataset again.")
     if index.rows == 0:
-        raise DataError(f"{path}: the dataset is empty (0 rows). Prepare it from a source that has rows.")
+        raise DataError(f"{url}: the dataset is empty (0 rows). Prepare it from a source that has rows.")
     return index
 
 
-def _check_size(path: Path, size_bytes: int) -> None:
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}). Prepare the dataset again.") from None
+def _check_size(name: str, found: int | None, size_bytes: int) -> None:
+    if found is None:
+        raise DataError(f"{name}: is not there. Prepare the dataset again.")
     if found != size_bytes:
-        raise DataError(f"{path}: has {found} bytes, the index says {size_bytes}. Prepare the dataset again.")
+        raise DataError(f"{name}: has {found} bytes, the index says {size_bytes}. Prepare the dataset again.")
+
+
+class _MappedFiles:
+    """Local data files, mapped into memory."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def fetch(self, wanted: Iterable[tuple[DataFile, RowGroup]]) -> None:
+        """Nothing to do: the system reads a page when it is looked at."""
+
+    def bytes_of(self, file: DataFile, group: RowGroup) -> memoryview:
+        if file.name not in self._maps:
+            path = self._folder / file.name
+            try:
+                with open(path, "rb") as opened:
+                    _check_size(str(path), os.fstat(opened.fileno()).st_size, file.size_bytes)
+                    self._maps[file.name] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read ({error.strerror}). Prepare the dataset again.") from None
+        return memoryview(self._maps[file.name])[group.offset : group.offset + group.length]
+
+
+class _FetchedFiles:
+    """Row groups of an object store, read by range; those used last are kept."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="fetch")
+        self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def fetch(self, wanted: Iterable[tuple[DataFile, RowGroup]]) -> None:
+        with self._lock:
+            missing = [(file, group) for file, group in wanted if (file.name, group.offset) not in self._kept]
+        for each in [self._pool.submit(self.bytes_of, *group) for group in missing]:
+            each.result()
+
+    def bytes_of(self, file: DataFile, group: RowGroup) -> memoryview:
+        name = (file.name, group.offset)
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return memoryview(self._kept[name])
+        content = bytearray(group.length)
+        try:
+            self._store.read_into(file.name, group.offset, memoryview(content))
+        except FileNotFoundError:
+            raise DataError(f"{self._store.url}/{file.name}: is not there. Prepare the dataset again.") from None
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = content
+                self._size += len(content)
+            while self._size > CACHE_BYTES and len(self._kept) > READS_AT_ONCE:
+                self._size -= len(self._kept.popitem(last=False)[1])
+        return memoryview(content)
 
 
 class DatasetReader:
-    """Reads rows of a dataset folder by id, from memory-mapped files, checking each row group at its first use."""
+    """Reads rows of a dataset folder by id, checking each row group when it is read first.
 
-    def __init__(self, folder: str | os.PathLike[str], index: DatasetIndex | None = None) -> None:
-        self.folder = Path(folder)
-        self.index = index or read_index(folder)
+    Args:
+        folder: A local path or a URL.
+        index: When it is known already.
+        options: For the client of its store.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        index: DatasetIndex | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.url = os.fspath(folder)
+        self.index = index or read_index(folder, options)
+        self.is_remote = "://" in self.url
         self._groups = [(file, group) for file in self.index.files for group in file.row_groups]
         self._schema = schema_of(self.index.columns)
-        self._maps: dict[str, mmap.mmap] = {}
+        self._files = _FetchedFiles(ObjectStore(self.url, options)) if self.is_remote else _MappedFiles(self.url)
         self._verified: set[int] = set()
 
     def rows(self, ids: Ids) -> Columns:
@@ -167,38 +258,34 @@ class DatasetReader:
 
         Raises:
             DataError: A data file is damaged; the message names it and the row group.
+            StorageError: The store cannot be reached.
         """
         group_of, row_of = np.divmod(ids, self.index.row_group)
         out: Columns = {}
         for column in self.index.columns:
             dtype = np.dtype(object) if column.dtype in VARIABLE else np.dtype(column.dtype)
             out[column.name] = np.empty((len(ids), *column.shape), dtype=dtype)
-        for number in np.unique(group_of):
+        numbers = [int(number) for number in np.unique(group_of)]
+        self._files.fetch(self._groups[number] for number in numbers)
+        for number in numbers:
             chosen = np.flatnonzero(group_of == number)
-            for name, values in self._group(int(number)).items():
+            for name, values in self._group(number).items():
                 out[name][chosen] = values[row_of[chosen]]
         return out
 
     def _group(self, number: int) -> Columns:
         file, group = self._groups[number]
-        raw = memoryview(self._map(file))[group.offset : group.offset + group.length]
-        if number not in self._verified:
+        raw = self._files.bytes_of(file, group)
+        if self.is_remote or number not in self._verified:
             found = xxhash.xxh3_64_hexdigest(raw)
             if found != group.digest:
                 raise DataError(
-                    f"{self.folder / file.name}: row group at byte {group.offset} is damaged (digest {found}, the "
+                    f"{self.url}/{file.name}: row group at byte {group.offset} is damaged (digest {found}, the "
                     f"index says {group.digest}). Prepare the dataset again, or restore the file from a copy."
                 )
             self._verified.add(number)
         batch = pa.ipc.read_record_batch(pa.py_buffer(raw), self._schema)
-        return {column.name: _to_numpy(batch.column(column.name), column) for column in self.index.columns}
-
-    def _map(self, file: DataFile) -> mmap.mmap:
-        if file.name not in self._maps:
-            _check_size(self.folder / file.name, file.size_bytes)
-            with open(self.folder / file.name, "rb") as opened:
-                self._maps[file.name] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._maps[file.name]
+        return {column.name: to_numpy_column(batch.column(column.name), column) for column in self.index.columns}
 
 
 def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
@@ -223,7 +310,8 @@ def to_arrow(values: NDArray[np.generic], column: Column) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(elements, math.prod(column.shape)) if column.shape else elements
 
 
-def _to_numpy(array: pa.Array, column: Column) -> NDArray[np.generic]:
+def to_numpy_column(array: pa.Array, column: Column) -> NDArray[np.generic]:
+    """The opposite of `to_arrow`; numbers share the memory of `array`."""
     if column.dtype in VARIABLE:
         return np.array(array.to_pylist(), dtype=object)
     flat = array.flatten() if column.shape else array

@@ -19,10 +19,10 @@ def probe(store: ObjectStore) -> None:
     name, content = f"{FOLDER}/{secrets.token_hex(8)}", secrets.token_bytes(32)
     try:
         store.create(name, content)
-    except FileNotFoundError:
-        what = "there is no such bucket" if "://" in store.url else "it cannot be written: there is no such folder"
-        raise StorageError(f"storage = {store.url!r}: {what}. Create it, or name one that exists.") from None
     except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            what = "there is no such bucket" if "://" in store.url else "it cannot be written: there is no such folder"
+            raise StorageError(f"storage = {store.url!r}: {what}. Create it, or name one that exists.") from None
         raise StorageError(f"storage cannot be written: {error} {_remedy(error)}") from None
     try:
         _check(store, name, content)

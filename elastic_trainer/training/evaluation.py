@@ -19,6 +19,7 @@ from elastic_trainer.data.batch_plan import MicroBatchPlan, evaluation_rows
 from elastic_trainer.data.dataset import DatasetReader, Named
 from elastic_trainer.errors import TaskError
 from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.precision import autocast
 
 if TYPE_CHECKING:
     from elastic_trainer.training.run import Evaluate, Run
@@ -38,7 +39,7 @@ def evaluate(
     """
     sums: Sums = {}
     run.buffers.begin()
-    with _evaluating(modules), torch.no_grad():
+    with _evaluating(modules), torch.no_grad(), autocast(run.settings.precision):
         for batch in _batches(run, reader):
             run.raise_if_evaluation_is_pointless()
             _add(sums, evaluate_batch(batch))

@@ -31,7 +31,8 @@ from elastic_trainer.control.events import (
 )
 from elastic_trainer.data.batch_plan import range_of
 from elastic_trainer.data.dataset import DatasetReader
-from elastic_trainer.data.direct import DirectEngine, Preprocess
+from elastic_trainer.data.direct import DirectSource, Preprocess
+from elastic_trainer.data.engine import DataEngine, SpanSource
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
 from elastic_trainer.training.batches import Batch, Collate
@@ -96,7 +97,7 @@ class Run:
         self.is_in_group = False
         self.has_ended = False  # the run, for a reason that is no failure
         self._leaves: Left | None = None  # what the ranks agreed on in the last step
-        self._engine: DirectEngine | None = None
+        self._engine: DataEngine | None = None
         self._evaluation_reader: DatasetReader | None = None
 
     # ---- for the user
@@ -160,7 +161,7 @@ class Run:
     # ---- for Step
 
     @property
-    def engine(self) -> DirectEngine:
+    def engine(self) -> DataEngine:
         """Serves this worker's micro-batches."""
         assert self._engine is not None
         return self._engine
@@ -209,11 +210,21 @@ class Run:
 
     def _make_ready(self, state: RegisteredState) -> None:
         settings = self.settings
-        self._engine = DirectEngine(DatasetReader(settings.train_data), settings.plan, self.preprocess)
+        self._engine = DataEngine(settings.plan, self._span_source(), self.note)
         if settings.evaluation_data is not None:
-            self._evaluation_reader = DatasetReader(settings.evaluation_data)
+            self._evaluation_reader = DatasetReader(settings.evaluation_data, options=settings.data_options)
         self.renew_reducers()
         self.buffers = LogicalBuffers(state.modules(), self.backend)
+
+    def _span_source(self) -> SpanSource:
+        settings, order = self.settings, self.settings.plan.order
+        reader = DatasetReader(settings.train_data, options=settings.data_options)
+        direct = DirectSource(reader, order, self.preprocess)
+        if settings.routing is None:
+            return direct
+        from elastic_trainer.data.router import RoutedSource  # Ray Data takes a second to import
+
+        return RoutedSource(settings.run_name, order, settings.routing, direct, self.note)
 
     def _next_order(self) -> FormGeneration | None:
         while True:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_trainer.data.batch_plan import BatchPlan
+from elastic_trainer.data.routing import Routing
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import SavedStep
 
@@ -16,6 +17,7 @@ class TrainSettings:
     """The fixed numbers of a run, the same for every worker and generation.
 
     `steps` counts optimizer steps of the whole run; `evaluate_every` is None when evaluation comes at the end only.
+    `data_options` are for the store of the data; with a `routing` Ray Data makes the samples.
     `run_url` is the run's folder in the store, `start_from` another run's folder and a saved step in it.
     """
 
@@ -23,6 +25,9 @@ class TrainSettings:
     plan: BatchPlan
     train_data: str
     evaluation_data: str | None
+    data_options: Mapping[str, Any]
+    routing: Routing | None
+    precision: str
     steps: int
     seed: int
     clip_norm: float | None

@@ -20,6 +20,7 @@ from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.data.batch_plan import MicroBatchPlan, steps_digest
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.precision import autocast
 from elastic_trainer.training.process_group import Pending
 from elastic_trainer.training.randomness import seed_everything
 from elastic_trainer.training.rider import Rider
@@ -70,7 +71,8 @@ class Step:
                 self._samples += batch.rows
                 self._digest = (self._digest + steps_digest(self.number, batch.sample_ids)) % (1 << 64)
             run.phase = TaskPhase.LOSS
-            yield batch
+            with autocast(settings.precision):
+                yield batch
             run.phase = TaskPhase.DATA
         run.phase = TaskPhase.LOSS
 
@@ -97,7 +99,8 @@ class Step:
             self._launch_rider()
             for reducer in self._run.reducers.values():
                 reducer.arm()
-        loss_sum.backward()
+        with autocast("fp32"):  # what backward computes has the precision of forward already
+            loss_sum.backward()
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for the gradients of all ranks, scale and clip them, and step `optimizer`.
@@ -198,6 +201,10 @@ class Step:
             traceback.clear_frames(frames)
             error.__traceback__ = None
         return is_ours
+
+    def note(self, text: str) -> None:
+        """Tell people something: it appears among the run's news and in its events."""
+        self._run.note(text)
 
     @property
     def seconds(self) -> float:

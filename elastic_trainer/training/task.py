@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,9 +29,11 @@ Loss = torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]
 class TrainTask(ABC):
     """What to train. Override `build_model`, `build_optimizer` and `loss`; everything else is optional.
 
-    Optional methods: `build_scheduler(optimizer)`, `preprocess(row, rng) -> row` (a row as a dict, a numpy Generator
-    that depends on seed, epoch and sample alone; may not drop rows), `collate(rows) -> dict of tensors`,
-    `evaluate(model, batch) -> {name: (sum, weight)}`, `on_step(step)` (after each done step, on data rank 0).
+    Optional methods: `transform(columns) -> columns` (while data is prepared, once for all: at most 1,024 raw rows as
+    numpy arrays by name; may drop or add rows), `build_scheduler(optimizer)`, `preprocess(row, rng) -> row` (each time
+    that a row is trained: a dict, and a numpy Generator that depends on seed, epoch and sample alone; may not drop
+    rows), `collate(rows) -> dict of tensors`, `evaluate(model, batch) -> {name: (sum, weight)}`, `on_step(step)` (after
+    each done step, on data rank 0).
     Instead of `loss`: `inputs(batch) -> tuple` and `criterion(output, batch)`.
 
     Attributes:
@@ -38,6 +42,7 @@ class TrainTask(ABC):
     """
 
     fixed_shapes: ClassVar[bool] = False
+    transform: ClassVar[Callable[..., Any] | None] = None
     build_scheduler: ClassVar[Callable[..., Any] | None] = None
     preprocess: ClassVar[Callable[..., Any] | None] = None
     collate: ClassVar[Callable[..., Any] | None] = None
@@ -178,6 +183,19 @@ def _source_files(module_name: str) -> list[Path]:
         return sorted(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py"))
     path = Path(str(spec.origin))
     return [path] if path.suffix == ".py" and path.exists() else []
+
+
+@contextlib.contextmanager
+def importable(path: str) -> Iterator[None]:
+    """The folder in which a command was started comes first when its task is imported, as in the workers."""
+    if path in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
 
 
 def _nearest_module(name: str) -> str:

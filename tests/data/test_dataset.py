@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.data.dataset import DatasetReader, Named, read_index
-from elastic_trainer.data.prepare import prepare
+from elastic_trainer.data.preparation.job import prepare
 from elastic_trainer.errors import DataError
 
 
@@ -98,7 +98,7 @@ def break_length(folder: Path) -> None:
         (break_json, "damaged"),
         (break_digest, "its digest does not fit"),
         (break_format, "format 99 is not 1"),
-        (break_file, "cannot be read"),
+        (break_file, "is not there"),
         (break_length, "the index says"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 
 from elastic_trainer.data.batch_plan import BatchPlan
 from elastic_trainer.data.dataset import DatasetReader
-from elastic_trainer.data.direct import DirectEngine
+from elastic_trainer.data.direct import DirectSource
+from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.order import SampleOrder
 
 
@@ -19,7 +20,12 @@ def parts(dataset: str) -> tuple[DatasetReader, BatchPlan]:
     return reader, BatchPlan(order, 2)
 
 
-def collected(engine: DirectEngine, steps: range, ranges: list[range]) -> list[tuple[int, int, list[float]]]:
+def engine_of(parts: tuple[DatasetReader, BatchPlan], preprocess: Any = None) -> DataEngine:
+    reader, plan = parts
+    return DataEngine(plan, DirectSource(reader, plan.order, preprocess))
+
+
+def collected(engine: DataEngine, steps: range, ranges: list[range]) -> list[tuple[int, int, list[float]]]:
     found = []
     for step in steps:
         for each in ranges:
@@ -31,18 +37,18 @@ def collected(engine: DirectEngine, steps: range, ranges: list[range]) -> list[t
 
 
 def test_any_split_and_any_start_serve_the_same_rows(parts: tuple[DatasetReader, BatchPlan]) -> None:
-    reader, plan = parts
-    whole = collected(DirectEngine(reader, plan), range(50), [range(12)])
-    split = collected(DirectEngine(reader, plan), range(50), [range(5), range(5, 7), range(7, 12)])
-    late = collected(DirectEngine(reader, plan), range(31, 50), [range(12)])
+    _reader, _plan = parts
+    whole = collected(engine_of(parts), range(50), [range(12)])
+    split = collected(engine_of(parts), range(50), [range(5), range(5, 7), range(7, 12)])
+    late = collected(engine_of(parts), range(31, 50), [range(12)])
 
     assert split == whole
     assert late == [each for each in whole if each[0] >= 31]
 
 
 def test_rows_are_those_of_the_planned_ids(parts: tuple[DatasetReader, BatchPlan]) -> None:
-    reader, plan = parts
-    engine = DirectEngine(reader, plan)
+    reader, _plan = parts
+    engine = engine_of(parts)
 
     for step in (0, 21, 22):
         for planned, data in engine.micro_batches(step, range(12)):
@@ -52,14 +58,14 @@ def test_rows_are_those_of_the_planned_ids(parts: tuple[DatasetReader, BatchPlan
 
 
 def test_preprocess_gets_randomness_of_its_own_sample(parts: tuple[DatasetReader, BatchPlan]) -> None:
-    reader, plan = parts
+    _reader, _plan = parts
 
     def preprocess(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {"y": row["y"] + rng.random()}
 
-    whole = collected(DirectEngine(reader, plan, preprocess), range(25), [range(12)])
-    split = collected(DirectEngine(reader, plan, preprocess), range(25), [range(1), range(1, 12)])
-    plain = collected(DirectEngine(reader, plan), range(25), [range(12)])
+    whole = collected(engine_of(parts, preprocess), range(25), [range(12)])
+    split = collected(engine_of(parts, preprocess), range(25), [range(1), range(1, 12)])
+    plain = collected(engine_of(parts), range(25), [range(12)])
 
     assert split == whole
     drawn = [a - b for one, other in zip(whole, plain, strict=True) for a, b in zip(one[2], other[2], strict=True)]
@@ -69,7 +75,7 @@ def test_preprocess_gets_randomness_of_its_own_sample(parts: tuple[DatasetReader
 def test_an_exception_in_preprocess_reaches_the_step_and_may_be_tried_again(
     parts: tuple[DatasetReader, BatchPlan],
 ) -> None:
-    reader, plan = parts
+    _reader, _plan = parts
     is_broken = threading.Event()
     is_broken.set()
 
@@ -78,7 +84,7 @@ def test_an_exception_in_preprocess_reaches_the_step_and_may_be_tried_again(
             raise ValueError("bad row")
         return row
 
-    engine = DirectEngine(reader, plan, preprocess)
+    engine = engine_of(parts, preprocess)
     with pytest.raises(ValueError, match="bad row"):
         list(engine.micro_batches(0, range(2)))
     is_broken.clear()
@@ -87,8 +93,8 @@ def test_an_exception_in_preprocess_reaches_the_step_and_may_be_tried_again(
 
 
 def test_a_span_is_read_ahead(parts: tuple[DatasetReader, BatchPlan]) -> None:
-    reader, plan = parts
-    engine = DirectEngine(reader, plan)
+    _reader, _plan = parts
+    engine = engine_of(parts)
     list(engine.micro_batches(0, range(12)))
     for future in engine._spans.values():
         future.result(10)

@@ -1,25 +1,22 @@
-"""What the command line does with runs that exist: list, show, stop, watch, read their logs, check what they saved."""
+"""Runs that exist: list, show, stop, ask how they stand, read their logs."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from elastic_trainer.checkpoint.history import History, fold, resumptions
-from elastic_trainer.checkpoint.manifest import summary_of
-from elastic_trainer.data.ledger import audit, surviving
+from elastic_trainer.checkpoint.history import History, fold
+from elastic_trainer.commands.place import run_of, storage_of, when
 from elastic_trainer.errors import ConfigError, StorageError
 from elastic_trainer.observability.journal import read_stream
-from elastic_trainer.resolve import order_of
 from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
-from elastic_trainer.vocabulary import SavedStep, Worker
+from elastic_trainer.vocabulary import Worker
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -28,30 +25,9 @@ FOLLOW_S = 0.5  # between looks at a log that is being followed
 STOPPED_WITHIN_S = 1200.0  # a step and a save, each with its own bound
 
 
-def add_storage_options(parser: argparse.ArgumentParser) -> None:
-    """Where the runs are."""
-    parser.add_argument("--storage", default="./runs", help="what holds the run folders (default ./runs)")
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="storage_options",
-        help="for the storage's client, e.g. endpoint_url=http://host:9000",
-    )
-
-
-def add_address_option(parser: argparse.ArgumentParser) -> None:
-    """Which cluster."""
-    parser.add_argument("--address", help="of a Ray cluster, or auto; by default what RAY_ADDRESS says")
-
-
-# ---- runs
-
-
 def list_runs(options: argparse.Namespace) -> int:
     """One line a run."""
-    store = _storage(options)
+    store = storage_of(options)
     living = _living(options)
     rows = [("NAME", "STATUS", "STEPS", "SAVED", "TERMS", "LAST CHANGE")]
     for name in store.folders(""):
@@ -64,7 +40,7 @@ def list_runs(options: argparse.Namespace) -> int:
             continue  # not a run
         steps = str(history.config["resolved"]["steps"])
         saved = str(history.newest.steps) if history.newest else "-"
-        rows.append((name, _status(history, name, living), steps, saved, str(history.term), _when(history.at)))
+        rows.append((name, _status(history, name, living), steps, saved, str(history.term), when(history.at)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -73,14 +49,14 @@ def list_runs(options: argparse.Namespace) -> int:
 
 def show_run(options: argparse.Namespace) -> int:
     """What is known of a run."""
-    store, history = _run(options)
+    store, history = run_of(options)
     facts: dict[str, Any] = {
         "name": options.name,
         "folder": store.url,
         "status": _status(history, options.name, _living(options)),
         "reason": history.reason or None,
-        "began": _when(history.began_at),
-        "last change": _when(history.at),
+        "began": when(history.began_at),
+        "last change": when(history.at),
         "terms": history.term,
         "saved steps": [each.steps for each in history.saved],
         "configuration": history.config,
@@ -119,60 +95,12 @@ def status(options: argparse.Namespace) -> int:
             if controller is not None:
                 print(line_of(ray.get(controller.watch.remote(1 << 60), timeout=30)))
                 return 0
-    _, history = _run(options)
+    _, history = run_of(options)
     newest = history.newest.steps if history.newest else "nothing"
     print(
         f"{_status(history, options.name, None)}: {history.reason or 'no controller here'}; newest saved step: {newest}"
     )
     return 0
-
-
-# ---- what was saved
-
-
-def list_checkpoints(options: argparse.Namespace) -> int:
-    """One line a saved step."""
-    _, history = _run(options)
-    for each in history.saved:
-        values = ", ".join(f"{name} {value:.4f}" for name, value in history.values.get(each.path, {}).items())
-        print(f"step {each.steps}  {each.path}" + (f"  {values}" if values else ""))
-    if not history.saved:
-        print("nothing was saved")
-    return 0
-
-
-def show_checkpoint(options: argparse.Namespace) -> int:
-    """What is in a saved step."""
-    from elastic_trainer.checkpoint.reader import load_manifest
-
-    store, history = _run(options)
-    manifest = load_manifest(store, _saved(history, options))
-    print(yaml.safe_dump(summary_of(manifest), sort_keys=False).rstrip())
-    for tensor in manifest.layout.tensors:
-        print(f"  {tensor.name}  {tensor.dtype}{list(tensor.shape)}")
-    return 0
-
-
-def verify_checkpoints(options: argparse.Namespace) -> int:
-    """Read saved steps wholly and compare every digest."""
-    from elastic_trainer.checkpoint.reader import verify
-
-    store, history = _run(options)
-    chosen = history.saved if options.step is None else [_saved(history, options)]
-    bad = 0
-    for each in chosen:
-        try:
-            manifest = verify(store, each)
-            print(f"step {each.steps}: whole, {manifest.size_bytes} bytes in {len(manifest.files)} files")
-        except StorageError as error:
-            print(f"step {each.steps}: {error}")
-            bad += 1
-    if not chosen:
-        print("nothing was saved")
-    return 1 if bad else 0
-
-
-# ---- logs and ledger
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -186,7 +114,7 @@ def logs(options: argparse.Namespace) -> int:
         with join_cluster(options.address), contextlib.suppress(KeyboardInterrupt):
             if _print_living(options, worker):
                 return 0
-    store, _ = _run(options)
+    store, _ = run_of(options)
     names = [name for name in store.names("logs") if name.startswith(f"logs/{worker}.")]
     for name in names:
         print(store.read(name).decode(errors="replace").rstrip())
@@ -196,14 +124,14 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def _story(options: argparse.Namespace) -> int:
-    store, _ = _run(options)
+    store, _ = run_of(options)
     shown: set[str] = set()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             fresh = [name for name in store.names("events") if name not in shown]
             for line in read_stream(fresh, store.read):
                 if line["reason"]:
-                    print(f"{_when(line['at'])}  {line['event']}: {line['reason']}", flush=True)
+                    print(f"{when(line['at'])}  {line['event']}: {line['reason']}", flush=True)
             shown |= set(fresh)
             if not options.follow or fold(RunLog(store).read()).ended:
                 return 0
@@ -215,8 +143,8 @@ def _print_living(options: argparse.Namespace, worker: Worker) -> bool:
     """Print what a living worker printed; False when no node of the cluster has it."""
     import ray
 
-    from elastic_trainer.cluster.local import NAMESPACE
     from elastic_trainer.cluster.units import actor_names
+    from elastic_trainer.vocabulary import NAMESPACE
 
     agents = [
         ray.get_actor(name, namespace=NAMESPACE) for name in actor_names(options.name) if name.startswith("agent:")
@@ -235,74 +163,6 @@ def _print_living(options: argparse.Namespace, worker: Worker) -> bool:
         time.sleep(FOLLOW_S)
 
 
-def audit_ledger(options: argparse.Namespace) -> int:
-    """Hold a run's ledger against the data order."""
-    is_folder = os.path.isdir(os.path.join(options.run, "log"))
-    if is_folder:
-        store = ObjectStore(options.run)
-    else:
-        options.name = options.run
-        store, _ = _run(options)
-    entries = RunLog(store).read_all()
-    history = fold(entries)
-    if history.config is None:
-        raise ConfigError(f"{store.url}: no such run (its log is empty). Name a run of --storage, or its folder.")
-    _check_segments(store, [segment for entry in entries for segment in entry.values.get("ledger", [])])
-    returns = [(each.token, each.steps) for each in resumptions(entries)]
-    lines = surviving(read_stream(store.names("ledger"), store.read), returns)
-    found = audit(order_of(history.config), lines)
-    if found.bad_steps():
-        print(f"{found.steps} steps; the ledger contradicts the data order at steps {found.bad_steps()[:20]}")
-        return 1
-    facts = found.summary()
-    print(
-        f"{found.steps} steps: samples: {facts['samples_trained']} trained, {facts['samples_missing']} missing, "
-        f"{facts['samples_repeated']} repeated; {facts['steps_redone']} steps redone"
-    )
-    return 0
-
-
-def _check_segments(store: ObjectStore, segments: list[list[str]]) -> None:
-    from elastic_trainer.checkpoint.manifest import sha256_of
-
-    for name, sha256 in segments:
-        try:
-            content = store.read(name)
-        except FileNotFoundError:
-            raise StorageError(f"{store.url}/{name}: is missing, and the run's log names it.") from None
-        if sha256_of(content) != sha256:
-            raise StorageError(f"{store.url}/{name}: is not what the run's log names (its sha256 differs).")
-
-
-# ----
-
-
-def _storage(options: argparse.Namespace) -> ObjectStore:
-    found = {}
-    for option in options.storage_options:
-        key, separator, value = option.partition("=")
-        if not separator:
-            raise ConfigError(f"--storage-option {option}: not of the form key=value.")
-        found[key] = value
-    return ObjectStore(options.storage, found)
-
-
-def _run(options: argparse.Namespace) -> tuple[ObjectStore, History]:
-    store = _storage(options).within(options.name)
-    history = fold(RunLog(store).read())
-    if history.config is None:
-        raise ConfigError(f"{store.url}: no such run. `elastic-trainer runs ls --storage …` shows what there is.")
-    return store, history
-
-
-def _saved(history: History, options: argparse.Namespace) -> SavedStep:
-    chosen = [each for each in history.saved if options.step is None or each.steps == options.step]
-    if not chosen:
-        known = ", ".join(str(each.steps) for each in history.saved) or "nothing"
-        raise ConfigError(f"step {options.step} of run {options.name!r} is not saved; saved is {known}.")
-    return chosen[-1]
-
-
 def _controller(name: str) -> ActorHandle:
     from elastic_trainer.cluster.controller import find_controller
 
@@ -318,7 +178,8 @@ def _living(options: argparse.Namespace) -> set[str] | None:
         return None
     import ray
 
-    from elastic_trainer.cluster.local import NAMESPACE, join_cluster
+    from elastic_trainer.cluster.local import join_cluster
+    from elastic_trainer.vocabulary import NAMESPACE
 
     with join_cluster(options.address):
         found = ray.util.list_named_actors(all_namespaces=True)
@@ -345,7 +206,3 @@ def _worker(text: str) -> Worker:
 def _workers_with_logs(store: ObjectStore) -> str:
     names = {".".join(name.removeprefix("logs/").split(".")[:2]) for name in store.names("logs")}
     return ", ".join(sorted(names)) or "nobody"
-
-
-def _when(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

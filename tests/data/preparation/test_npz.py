@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_trainer.data.prepare import prepare
+from elastic_trainer.data.preparation.job import prepare
 from elastic_trainer.errors import DataError
 
 
@@ -45,7 +45,7 @@ def test_small_data_has_many_row_groups(tmp_path: Path) -> None:
 def test_a_source_that_cannot_be_used_is_refused(arrays: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=told):
         prepare(saved(tmp_path, **arrays), tmp_path / "set")
-    assert not (tmp_path / "set").exists()
+    assert not (tmp_path / "set" / "index.json").exists()
 
 
 def test_a_missing_or_foreign_source_is_told(tmp_path: Path) -> None:

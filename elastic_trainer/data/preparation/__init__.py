@@ -1,0 +1,1 @@
+"""Raw files to dataset folders: sources -> readers -> columns -> shuffle -> data files, as one job."""

@@ -1,0 +1,1 @@
+"""What a run was like, for people: in words and in pictures."""

@@ -1,0 +1,14 @@
+"""Precision of forward and backward: fp32 as the task computes, or bf16 under autocast.
+
+Weights, gradients, their reduction, clipping and the optimizer keep the parameters' own precision. bf16 has the range
+of fp32, so losses need no scaling.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def autocast(precision: str, device: str = "cpu") -> torch.autocast:
+    """A context in which operations run in `precision`: `fp32` or `bf16`."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")
