@@ -41,7 +41,7 @@ class Outbox:
         """The lines to send now: all unsent ones on rank 0, a worker's own notes elsewhere."""
         with self._lock:
             unsent = self._kept[self._sent :]
-            lines = [line for line in unsent if not isinstance(line, NoteLine)]
+            lines: list[Line] = [line for line in unsent if not isinstance(line, NoteLine)]
             self._kept = self._kept[: self._sent] + lines  # a note is sent once
             if self.is_sender:
                 self._sent = len(self._kept)
