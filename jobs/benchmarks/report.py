@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Report:
         self.checks.append({"name": name, "value": value, "goal": goal, "met": met})
         print(f"{'met    ' if met else 'NOT MET'}  {name}: {value:.3g} (goal {goal})")
 
-    def table(self, title: str, rows: dict[str, Sequence[float]], unit: str = "s") -> None:
+    def table(self, title: str, rows: Mapping[str, Sequence[float]], unit: str = "s") -> None:
         """Median and p95 of each row."""
         self.raw[title] = {name: list(values) for name, values in rows.items()}
         print(f"\n{title}")

@@ -1,0 +1,59 @@
+"""A session of ours for `recovery.py`: three workers train until they are told to stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_trainer import DataConfig, ElasticTrainer, JobConfig, Run, ScalingConfig, prepare
+from jobs.benchmarks.small_gpt import Marks, SmallGPT, fill_up, loss_of, tokens_of
+
+
+class Train:
+    """The training function; a class, so that it knows the folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, run: Run) -> None:
+        """Go through the steps, each filled up to its time."""
+        torch.manual_seed(0)
+        model = SmallGPT()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run.register(model=model, optimizer=optimizer)
+        marks = Marks(self.folder)
+        for step in run.steps():
+            began = time.monotonic()
+            with step:
+                for batch in step:
+                    step.backward(loss_of(model, batch["tokens"]) * batch.rows, batch.rows)
+                fill_up(began)
+                step.apply(optimizer)
+            if step.is_done:
+                marks.done(step.number + 1, run.rank, run.world_size, model)
+
+
+def main(folder: str) -> None:
+    """Train in `folder` until SIGTERM."""
+    np.savez(f"{folder}/tokens.npz", tokens=tokens_of(6000, 0).numpy())
+    prepare(f"{folder}/tokens.npz", f"{folder}/data")
+    options: dict[str, Any] = {"resources_per_worker": {"CPU": 0.5}, "max_workers": 3, "min_workers": 3}
+    config = JobConfig(
+        name="run",
+        storage=folder,
+        data=DataConfig(train=f"{folder}/data"),
+        scaling=ScalingConfig(**{**options, "min_workers": 1}),
+        steps=1_000_000,
+        global_batch=12,
+        micro_batch=2,
+        logical_ranks=6,
+    )
+    ElasticTrainer(Train(folder), config).fit()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
