@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,17 +36,16 @@ class Train:
                 marks.done(step.number + 1, run.rank, run.world_size, model)
 
 
-def main(folder: str) -> None:
-    """Train in `folder` until SIGTERM."""
-    np.savez(f"{folder}/tokens.npz", tokens=tokens_of(6000, 0).numpy())
+def main(folder: str, rows: int = 6000, steps: int = 1_000_000) -> None:
+    """Train in `folder` on so many rows until these steps are done, or SIGTERM."""
+    np.savez(f"{folder}/tokens.npz", tokens=tokens_of(rows, 0).numpy())
     prepare(f"{folder}/tokens.npz", f"{folder}/data")
-    options: dict[str, Any] = {"resources_per_worker": {"CPU": 0.5}, "max_workers": 3, "min_workers": 3}
     config = JobConfig(
         name="run",
         storage=folder,
         data=DataConfig(train=f"{folder}/data"),
-        scaling=ScalingConfig(**{**options, "min_workers": 1}),
-        steps=1_000_000,
+        scaling=ScalingConfig(max_workers=3, resources_per_worker={"CPU": 0.5}),
+        steps=steps,
         global_batch=12,
         micro_batch=2,
         logical_ranks=6,
@@ -56,4 +54,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))
