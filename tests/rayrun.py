@@ -46,6 +46,7 @@ class CommandRun:
     def __init__(self, folder: Path, config: dict[str, Any] | None, *command: str) -> None:
         self.mark = uuid.uuid4().hex
         self.summary_path = Path("/nonexistent")
+        self.config = config or {}
         arguments = [sys.executable, *command]
         if config is not None:
             path = folder / f"job-{self.mark[:8]}.yaml"

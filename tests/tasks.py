@@ -96,6 +96,13 @@ class NetTask(TrainTask):
         )
 
 
+class DrawingTask(NetTask):
+    """Its preprocess draws, so that Ray Data has something to do."""
+
+    def preprocess(self, row: Any, rng: Any) -> Any:
+        return {**row, "x": row["x"] + 0.01 * rng.normal(size=row["x"].shape)}
+
+
 class TokenTask(NetTask):
     """A loss that is weighted by something else than rows."""
 

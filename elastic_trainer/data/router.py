@@ -39,6 +39,7 @@ from elastic_trainer.vocabulary import NAMESPACE
 EXECUTION_GROUPS = 1024  # of one execution: planning takes longer with more, and the next one is ready in a second
 AHEAD_WINDOWS = 2  # the one being trained and the next are always let in, whatever their bytes
 SKIPPED_GROUPS = 64  # that training is ahead of the execution: to begin anew is quicker than to skip more
+STORE_SHARE = 0.25  # of Ray's shared memory that may hold spans; tasks hold as much again while they make them
 LATE_S = 0.25  # training waits so long for Ray Data before a worker makes the span itself
 TELL_S = 10.0  # Ray Data must be late, or in time again, for so long before it is worth a word
 FETCH_S = 10.0  # for the bytes of a group to come from another node
@@ -105,6 +106,8 @@ class Router:
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         self._spec = spec
         self._group = spec.routing.group_of(spec.order)
+        shared = ray.cluster_resources().get("object_store_memory", 0.0)
+        self._ahead_bytes = min(spec.routing.ahead_bytes, int(STORE_SHARE * shared))  # nothing is to be spilled
         self._ranks = spec.order.logical_ranks
         self._progress = _Progress(self._ranks)
         self._held = _Held()
@@ -195,7 +198,7 @@ class Router:
             with quiet_context() as context:
                 limits = context.execution_options.resource_limits
                 context.execution_options.resource_limits = limits.copy(
-                    cpu=float(spec.routing.cpus), object_store_memory=float(spec.routing.ahead_bytes)
+                    cpu=float(spec.routing.cpus), object_store_memory=float(self._ahead_bytes)
                 )
                 numbers = list(range(first, first + EXECUTION_GROUPS))
                 made = ray.data.from_items(numbers, override_num_blocks=len(numbers)).map_batches(
@@ -225,7 +228,7 @@ class Router:
 
     def _has_room(self, number: int, size: int) -> bool:
         is_near = number * self._group < (max(self._progress.low, 0) + AHEAD_WINDOWS) * self._ranks
-        return is_near or self._held.size + size <= self._spec.routing.ahead_bytes
+        return is_near or self._held.size + size <= self._ahead_bytes
 
 
 def _print(text: str) -> None:

@@ -2,7 +2,7 @@
 
 Two kinds of data, each in two places: (a) raw blocks of 512 tokens, (b) small images that are decoded; in local files
 and behind S3. Every side goes through the same rows; it counts only if each row came once. Speeds are of what follows
-the first batch; ours with Ray Data reads by itself until Ray Data has begun, which is part of how it works. Then the Ray
+the first batch; ours with Ray Data reads by itself until that has begun, which is part of how it works. Then the Ray
 Data engine while the world changes 2 -> 1 -> 3, and one epoch of 1001 rows with a crash, ours and Ray Train's.
 
     python -m jobs.benchmarks.input [--quick] [--json FILE]

@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_trainer.cluster.local import LocalCluster
 from tests.conftest import make_dataset
-from tests.data.routed import ROWS, Idle, Routed, Shifting
+from tests.data.routed import ROWS, Idle, Routed, Shifting, Sized
 
 
 def test_the_preprocessing_node_is_killed(tmp_path: Path) -> None:
@@ -41,3 +41,14 @@ def second_raylet(cluster: LocalCluster) -> int:
         if cluster.temp_folder in command and "sockets/raylet.1" in command and "/raylet/raylet" in command:
             return int(folder.name)
     raise AssertionError("there is no second raylet")
+
+
+def test_an_object_store_of_100_mb_is_enough_for_any_rows(tmp_path: Path) -> None:
+    """An epoch is some 250 MB here, and may not be spilled."""
+    folder = make_dataset(tmp_path / "train", ROWS)
+    with LocalCluster(cpus_per_node=2, object_store_bytes=100 << 20) as cluster:
+        each = Routed("small", folder, Sized(), window=20, ahead_bytes=1 << 30)
+        assert each.serve(range(150), [range(6), range(6, 12)]) == each.expected(range(150))
+        each.end()
+        spilled = [path for path in Path(cluster.temp_folder).rglob("*spilled*/*") if path.is_file()]
+        assert not spilled
