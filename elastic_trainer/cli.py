@@ -125,9 +125,7 @@ def _add_prepare(make: argparse.ArgumentParser) -> None:
         dest="source_options",
         help="for its client",
     )
-    make.add_argument(
-        "--storage-option", action="append", default=[], metavar="KEY=VALUE", dest="storage_options", help="for --out's"
-    )
+    place.add_client_options(make)
     place.add_address_option(make)
     make.set_defaults(command=data.prepare_folder)
 
@@ -143,7 +141,8 @@ def _add_data(commands: Any) -> None:
         ("sample", "print some rows", data.sample),
     ):
         parser = commands.add_parser(name, help=text)
-        data.add_data_options(parser)
+        parser.add_argument("folder", help="dataset folder, a path or URL")
+        place.add_client_options(parser)
         parser.set_defaults(command=act)
     parser.add_argument("--count", type=int, default=3, help="how many rows (default 3)")
 

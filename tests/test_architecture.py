@@ -47,6 +47,7 @@ TESTED_ELSEWHERE = {
     "commands/data.py": "test_commands.py",
     "commands/reports.py": "reports/test_story.py",
     "data/engine.py": "data/test_direct.py",  # of which both engines are made
+    "data/routed.py": "data/test_router.py",
     "data/routing.py": "data/test_router.py",
     "data/ray_context.py": "data/test_router.py",
     "data/preparation/columns.py": "data/preparation/test_formats.py",

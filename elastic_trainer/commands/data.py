@@ -28,19 +28,6 @@ RAY_FROM_BYTES = 64 << 20  # less is done before a cluster of its own would have
 SHOWN_CHARACTERS = 300  # of a text in a sample
 
 
-def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """For the store of a dataset folder."""
-    parser.add_argument("folder", help="dataset folder, a path or URL")
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="storage_options",
-        help="for its store",
-    )
-
-
 def prepare_folder(options: argparse.Namespace) -> int:
     """Make a dataset folder; on a Ray cluster when there is enough to do."""
     transform, version = _transform(options)

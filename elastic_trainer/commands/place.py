@@ -15,6 +15,11 @@ from elastic_trainer.storage.object_store import ObjectStore
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """Where the runs are."""
     parser.add_argument("--storage", default="./runs", help="what holds the run folders (default ./runs)")
+    add_client_options(parser)
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """How to get there."""
     parser.add_argument(
         "--storage-option",
         action="append",

@@ -222,7 +222,7 @@ class Run:
         direct = DirectSource(reader, order, self.preprocess)
         if settings.routing is None:
             return direct
-        from elastic_trainer.data.router import RoutedSource  # Ray Data takes a second to import
+        from elastic_trainer.data.routed import RoutedSource  # Ray Data takes a second to import
 
         return RoutedSource(settings.run_name, order, settings.routing, direct, self.note)
 

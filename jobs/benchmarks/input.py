@@ -45,7 +45,8 @@ from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.ledger import audit, surviving
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.ray_context import quiet_context
-from elastic_trainer.data.router import RoutedSource, RouterSpec, router_name, start_router
+from elastic_trainer.data.routed import RoutedSource
+from elastic_trainer.data.router import RouterSpec, router_name, start_router
 from elastic_trainer.data.routing import Routing
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.reports.record import read_record

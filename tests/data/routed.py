@@ -15,7 +15,8 @@ from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.order import SampleOrder
-from elastic_trainer.data.router import RoutedSource, RouterSpec, router_name, start_router
+from elastic_trainer.data.routed import RoutedSource
+from elastic_trainer.data.router import RouterSpec, router_name, start_router
 from elastic_trainer.data.routing import Routing
 from elastic_trainer.vocabulary import NAMESPACE
 

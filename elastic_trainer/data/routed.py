@@ -1,0 +1,162 @@
+"""A worker's side of the Ray Data engine: asks the run's router for spans, and makes a late one itself."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from elastic_trainer.data.direct import DirectSource
+from elastic_trainer.data.engine import Span, SpanName
+from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.data.router import router_name
+from elastic_trainer.data.routing import Routing
+from elastic_trainer.vocabulary import NAMESPACE
+
+LATE_S = 0.25  # training waits so long for Ray Data before a worker makes the span itself
+TELL_S = 10.0  # Ray Data must be late, or in time again, for so long before it is worth a word
+FETCH_S = 10.0  # for the bytes of a group to come from another node
+
+
+class RoutedSource:
+    """Takes spans from the run's router; makes one directly when it is late.
+
+    Args:
+        run_name: Whose router.
+        order: Of the samples.
+        routing: Of the run.
+        direct: Makes spans here.
+        note: Takes words for people.
+    """
+
+    threads = 4  # most of them wait
+
+    def __init__(
+        self,
+        run_name: str,
+        order: SampleOrder,
+        routing: Routing,
+        direct: DirectSource,
+        note: Callable[[str], None],
+    ) -> None:
+        self._name = router_name(run_name)
+        self._order = order
+        self._group = routing.group_of(order)
+        self._direct = direct
+        self._router: Any = None
+        self._lock = threading.Lock()
+        self._blocks: dict[int, Future[Any]] = {}  # of groups that were asked for
+        self._hurried: dict[int, float] = {}  # windows that training waits for, and since when
+        self._followed: tuple[int, range] = (-1, range(0))  # the window that is trained, and by which logical ranks
+        self._came_at = time.monotonic()  # to that window
+        self._window_s = LATE_S  # how long training one takes
+        self._is_closed = False
+        self._punctuality = _Punctuality(note)
+
+    def load(self, name: SpanName) -> Span:
+        """The span from the router, or made here when it is late."""
+        span = self._routed(name)
+        self._punctuality.saw(is_late=span is None)
+        return self._direct.load(name) if span is None else span
+
+    def hurry(self, name: SpanName) -> None:
+        """From now on the window's spans are late soon."""
+        self._hurried.setdefault(self._window(name), time.monotonic())
+
+    def follow(self, epoch: int, window: int, logical_ranks: range) -> None:
+        """Tell the router how far training is, once a window."""
+        at, before = epoch * self._order.windows_per_epoch + window, self._followed
+        if (at, logical_ranks) == before:
+            return
+        now = time.monotonic()
+        if at == before[0] + 1:
+            self._window_s = now - self._came_at
+        self._came_at, self._followed = now, (at, logical_ranks)
+        self._hurried = {each: since for each, since in self._hurried.items() if each >= at}
+        with self._lock:
+            low = at * self._order.logical_ranks // self._group
+            self._blocks = {number: block for number, block in self._blocks.items() if number >= low}
+        try:
+            self._ask().follow.remote(logical_ranks, at)
+        except (ValueError, RayError):
+            pass  # it is gone, or not there yet; a question for spans tells it too
+
+    def close(self) -> None:
+        """Let go of those who wait."""
+        self._is_closed = True
+
+    def _window(self, name: SpanName) -> int:
+        return name.epoch * self._order.windows_per_epoch + name.window
+
+    def _ask(self) -> Any:
+        if self._router is None:
+            self._router = ray.get_actor(self._name, namespace=NAMESPACE)
+        return self._router
+
+    def _routed(self, name: SpanName) -> Span | None:
+        number, place = divmod(self._window(name) * self._order.logical_ranks + name.logical_rank, self._group)
+        since = time.monotonic()
+        with self._lock:
+            block, is_first = self._blocks.get(number), number not in self._blocks
+            if block is None:
+                block = self._blocks[number] = Future()
+        if is_first:
+            block.set_result(self._fetched(number, name, since))
+        while not wait([block], 0.05).done:
+            if self._is_overdue(name, since):
+                return None
+        table = block.result()
+        if table is None:
+            with self._lock:
+                if self._blocks.get(number) is block:
+                    del self._blocks[number]  # it may come yet, for others
+            return None
+        content = table.column("span")[place].as_buffer()
+        return pickle.loads(content) if content.size else None
+
+    def _fetched(self, number: int, name: SpanName, since: float) -> Any:
+        try:
+            asked = self._ask().get.remote(number, *self._followed)
+            while not ray.wait([asked], timeout=0.05)[0]:
+                if self._is_overdue(name, since):
+                    return None
+            found = ray.get(asked)
+            return ray.get(found[0], timeout=FETCH_S) if found else None
+        except (ValueError, RayError):
+            self._router = None
+            return None
+
+    def _is_overdue(self, name: SpanName, asked_at: float) -> bool:
+        now = time.monotonic()
+        if self._is_closed:
+            return True
+        if self._punctuality.is_late and now - asked_at > self._window_s / 2:
+            return True  # whoever was late is not waited for until training stands still
+        hurried_at = self._hurried.get(self._window(name))
+        return hurried_at is not None and now - hurried_at > LATE_S
+
+
+class _Punctuality:
+    """Whether Ray Data keeps up; tells people when that has changed for long."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self.is_late = True  # until the first span has come
+        self._told_late = False
+        self._since = time.monotonic()
+
+    def saw(self, *, is_late: bool) -> None:
+        now = time.monotonic()
+        if is_late != self.is_late:
+            self.is_late, self._since = is_late, now
+        elif is_late != self._told_late and now - self._since > TELL_S:
+            self._told_late = is_late
+            self._note(
+                "Ray Data is late: the workers read and preprocess meanwhile" if is_late else "Ray Data keeps up again"
+            )
