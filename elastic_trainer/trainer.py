@@ -29,7 +29,6 @@ from elastic_trainer.data.dataset import DatasetIndex, read_index
 from elastic_trainer.errors import (
     ClusterError,
     ConfigError,
-    ElasticTrainerError,
     ResourcesError,
     StorageError,
     TaskError,
@@ -178,7 +177,9 @@ class ElasticTrainer:
             return
         try:
             pictures = draw(read_record(store, self._config.name), store)
-        except ElasticTrainerError as error:  # the run is what matters
+        except ConfigError:
+            return  # nothing was trained
+        except Exception as error:  # whatever it is, the run is what matters
             view.say(f"the pictures could not be drawn: {error}")
         else:
             view.say(f"pictures: {', '.join(pictures)}")

@@ -69,6 +69,7 @@ class Chronicle:
         self._evaluations: dict[int, dict[str, float]] = {}
         self._forming: f.FormGeneration | None = None
         self._rebuild = Rebuild()
+        self._ordered_at = 0.0  # when the generation that is being formed was ordered
         self._is_faulted = False
         self._pids: dict[int, tuple[Worker, int]] = {}  # by worker id, as said at the last join
         self._lost: set[Worker] = set()
@@ -127,7 +128,7 @@ class Chronicle:
         match effect:
             case f.FormGeneration():
                 self._forming = effect
-                self._rebuild.ordered_at = time.time()
+                self._rebuild.ordered_at = self._ordered_at = time.time()
             case f.RecordResumption():
                 if effect.steps < self._audit.steps:
                     self.tell(
@@ -171,7 +172,7 @@ class Chronicle:
         present = self.account.generations[-1] if self.account.generations else None
         if present is not None and (present.term, present.generation) == line.token:
             present.phases_s = self._rebuild.phases(line.done_at)
-        self._rebuild = Rebuild()
+            self._rebuild = Rebuild()
 
     def _record_evaluation(self, line: EvaluationLine) -> None:
         if line.steps in self._evaluations:
@@ -195,7 +196,7 @@ class Chronicle:
             len(order.ranks),
             event.steps,
             order.reason,
-            self._rebuild.ordered_at,
+            self._ordered_at,
             [str(worker) for worker in order.ranks],
         )
         self.account.generations.append(made)

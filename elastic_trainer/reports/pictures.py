@@ -71,6 +71,7 @@ def _loss(record: RunRecord) -> bytes:
                 text,
                 (generation.resume_step, 0.0),
                 xycoords=("data", "axes fraction"),
+                annotation_clip=True,
                 fontsize=8,
                 rotation=90,
                 va="bottom",
@@ -109,6 +110,7 @@ def _timeline(record: RunRecord) -> bytes:
                 f" {generation.generation}",
                 (generation.began_at - start, 1.0),
                 xycoords=("data", "axes fraction"),
+                annotation_clip=True,
                 fontsize=8,
                 va="bottom",
             )

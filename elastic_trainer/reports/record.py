@@ -37,6 +37,8 @@ def read_record(store: ObjectStore, name: str) -> RunRecord:
     if history.config is None or not accounts:
         raise ConfigError(f"{store.url}: there is no such run, or it has not begun to train yet.")
     account = Account.from_dict(json.loads(store.read(accounts[-1])))
+    if not account.generations:
+        raise ConfigError(f"{store.url}: the run has not begun to train yet.")
     losses: dict[int, float] = {}
     evaluations: dict[int, dict[str, float]] = {}
     for line in read_stream(store.names("metrics"), store.read):

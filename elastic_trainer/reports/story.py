@@ -69,8 +69,8 @@ def _duration(seconds: float) -> str:
 def spans_of_workers(generations: Sequence[Generation], end: float) -> dict[str, list[tuple[float, float, int]]]:
     """When each worker was a member: for each, (from, to, generation) in seconds since the epoch."""
     spans: dict[str, list[tuple[float, float, int]]] = {}
-    for generation, following in zip(generations, [*generations[1:], None], strict=True):
-        until = end if following is None else following.began_at
+    for number, generation in enumerate(generations):
+        until = generations[number + 1].began_at if number + 1 < len(generations) else end
         for worker in generation.workers:
             spans.setdefault(worker, []).append((generation.began_at, until, generation.generation))
     return spans

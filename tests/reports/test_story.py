@@ -39,3 +39,4 @@ def test_a_worker_is_a_member_until_the_next_generation_without_it() -> None:
         "w1.0": [(100.0, 130.0, 1)],
         "w1.1": [(140.0, 150.0, 3)],
     }
+    assert spans_of_workers([], 150.0) == {}
