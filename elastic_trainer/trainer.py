@@ -22,7 +22,7 @@ from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.chronicle import SUMMARY
 from elastic_trainer.cluster.controller import ControllerSpec, find_controller, make_controller
-from elastic_trainer.cluster.local import LocalCluster, join_cluster
+from elastic_trainer.cluster.local import IN_RAY_JOB, LocalCluster, join_cluster
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
 from elastic_trainer.data.dataset import DatasetIndex, read_index
@@ -101,6 +101,7 @@ class ElasticTrainer:
             load, facts = self._loader()
             task = _pickled(load)
             self._resolved(History(), fits=None, facts=facts)  # mistakes that need no storage come first
+            _check_kept(self._config.storage)
             store = ObjectStore(
                 _absolute(self._config.storage), self._config.storage_options, timeout_s=self._config.timeouts.storage_s
             )
@@ -250,7 +251,8 @@ class ElasticTrainer:
         view.say(_opening(job, history))
         view.say(data)
         for field, (old, new) in sorted(job.changed.items()):
-            view.say(f"{field} is {new} now, it was {old}")
+            kept = "; what the saved optimizer holds, such as its learning rate, goes on as it was saved"
+            view.say(f"{field} is {new} now, it was {old}" + (kept if field.startswith("task_args") else ""))
         if found["owner"] != mark:
             view.say("another submission of the run was first: attached to it")
             self._compare(found, view)
@@ -366,6 +368,14 @@ def _pickled(load: Callable[[], Any]) -> bytes:
             f"the task cannot be sent to workers: {type(error).__name__}: {error}. Keep files, locks, connections and "
             "the like out of its attributes; make them in build_model() or in the training function."
         ) from None
+
+
+def _check_kept(storage: str) -> None:
+    if IN_RAY_JOB in os.environ and "://" not in storage and not os.path.isabs(os.path.expanduser(storage)):
+        raise ConfigError(
+            f"storage = {storage!r} is relative, and a Ray job runs in a copy of the working directory that Ray takes "
+            "away. Give a folder that stays, such as --set storage=/shared/runs, or s3://…"
+        )
 
 
 def _absolute(path: str) -> str:

@@ -135,3 +135,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, dataset: str) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     assert ElasticTrainer(None, JobConfig(**job_config(folder, dataset, None, steps=10))).fit().status == "finished"
     return folder
+
+
+def test_a_relative_storage_is_refused_inside_a_ray_job(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray runs a job in a copy of the working directory, and takes that away."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    config = JobConfig(**{**job_config(tmp_path, dataset, None), "storage": "./runs"})
+    with pytest.raises(ConfigError, match=r"storage = './runs' is relative"):
+        ElasticTrainer(None, config).fit()

@@ -220,7 +220,8 @@ class Chronicle:
     def _event(self, name: str, effect: f.Effect) -> None:
         values = {key: _plain(value) for key, value in asdict(effect).items()}
         line = {"at": time.time(), "event": name, "phase": self._state.phase.value, **values}
-        self._journal.add("events", self._state.done, self._state.token, line)
+        token = max(self._state.token, Token(self._state.term, 0))  # of this term, even before its first generation
+        self._journal.add("events", self._state.done, token, line)
 
     async def await_news(self, cursor: int, timeout_s: float) -> None:
         """Until there is news behind `cursor`, at most so long."""

@@ -50,6 +50,8 @@ class Rebuild:
 
     def phases(self, first_step_at: float) -> dict[str, float]:
         """Seconds by phase; a first start has no generation to leave, so it begins with the plan."""
+        if not self.ordered_at:
+            return {}  # an earlier controller ordered it
         moments = [self.last_step_at, self.noticed_at, self.left_at, self.ordered_at, self.formed_at, self.joined_at]
         names = list(PHASES)
         if not self.noticed_at or not self.last_step_at:

@@ -176,6 +176,8 @@ def code_digest(task: TrainTask | TrainFunction | str | None) -> str:
 
 
 def _source_files(module_name: str) -> list[Path]:
+    if module_name == "__main__":
+        return []  # a script or a notebook: what it holds travels with the task
     spec = importlib.util.find_spec(module_name.partition(".")[0])
     if spec is None or (spec.origin is None and not spec.submodule_search_locations):
         return []  # of a notebook, or an interactive session

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elastic_trainer.errors import TaskError
-from elastic_trainer.training.task import NamedTask, TrainTask
+from elastic_trainer.training.task import NamedTask, TrainTask, code_digest
 
 MODULE = """
 from elastic_trainer import TrainTask
@@ -104,3 +104,8 @@ def test_a_task_without_any_loss_is_told() -> None:
 
     with pytest.raises(TaskError, match=r"Mute has neither loss\(\) nor inputs\(\) and criterion\(\)"):
         Mute().loss(nn.Linear(2, 1), {})  # type: ignore[arg-type]
+
+
+def test_a_task_of_a_script_has_no_files_to_tell_apart() -> None:
+    """`python train.py`: Python's own module of the script has no spec."""
+    assert len(code_digest("__main__:Task")) == 16

@@ -94,6 +94,8 @@ def sort_part(
     for raw in read(part, spec.format, opened, damage, spec.reading):
         for batch in _transformed(raw, transform, damage) if transform else [raw]:
             settled, columns = settle(batch, damage)
+            if transform:
+                settled = settled.without(_undefined(settled), damage)
             if not settled.rows:
                 continue
             keys = _keys(settled, spec.seed)
@@ -134,6 +136,16 @@ def _as_batch(found: Any, batch: RowBatch) -> RowBatch:
     # rows came or went: they are named by the batch's first row
     first = (batch.rows[0] + 1) << 20
     return RowBatch(dict(columns), [batch.files[0]] * count, list(range(first, first + count)))
+
+
+def _undefined(batch: RowBatch) -> dict[int, str]:
+    """Rows in which a transform has left a missing value, which it gets as NaN, without deciding what becomes of it."""
+    bad: dict[int, str] = {}
+    for name, values in batch.columns.items():
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            for place in np.flatnonzero(np.isnan(values.reshape(len(values), -1)).any(axis=1)):
+                bad.setdefault(int(place), f"{name} is not a number after transform()")
+    return bad
 
 
 def _keys(batch: RowBatch, seed: int) -> Words:

@@ -205,6 +205,16 @@ def test_a_transform_may_change_rows_and_its_failures_are_found_to_the_row(tmp_p
     assert sorted(rows_of(tmp_path / "skipped")["number"]) == [n for n in range(1500) if n != 77]
 
 
+def test_a_missing_value_that_a_transform_lets_through_is_damage(tmp_path: Path) -> None:
+    raw = tmp_path / "rows.csv"
+    raw.write_text("a,b\n1,2\n2,\n3,4\n")
+
+    with pytest.raises(DataError, match=r"rows.csv, row 1: b is not a number after transform\(\)"):
+        prepare(raw, tmp_path / "failed", transform=lambda columns: columns)
+    index = prepare(raw, tmp_path / "set", transform=lambda columns: columns, on_error="skip")
+    assert (index.rows, index.about["left_out"]) == (2, 1)
+
+
 def test_splits_share_the_rows_and_do_not_change_with_others(tmp_path: Path) -> None:
     raw = write_parquet(tmp_path / "raw")
     prepare(raw, tmp_path / "set", splits={"validation": 0.2, "test": 0.1})
