@@ -74,6 +74,7 @@ def test_another_controller_takes_over_in_each_phase(phase: str, start: Start) -
     run.assert_nothing_left()
 
 
+@turn(1, 3)
 def test_training_goes_on_while_there_is_no_controller(start: Start) -> None:
     run = start(steps=3000, task_args={"delay_s": 0.004}, checkpoint={"every_steps": 20})
     run.await_line("workers  saved ")  # the first step can take a second
@@ -115,7 +116,7 @@ def test_the_controller_and_another_die_together(other: str, start: Start) -> No
     run.assert_nothing_left()
 
 
-@turn(0, 2)
+@turn(0, 3)
 def test_a_worker_that_waits_for_a_controller_in_vain_ends(start: Start) -> None:
     """It says why; the controller that was stopped finds it gone when it goes on."""
     run = start(steps=900, checkpoint={"every_steps": 50}, timeouts={"fence_after_s": 1.5})

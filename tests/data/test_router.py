@@ -18,6 +18,7 @@ from elastic_trainer.data.routing import Routing
 from elastic_trainer.vocabulary import NAMESPACE
 from tests.conftest import make_dataset
 from tests.data.routed import RANKS, ROWS, Chancy, Idle, Raising, Routed, Shifting, Sized
+from tests.rotation import rotating
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def routed(request: pytest.FixtureRequest, cluster: LocalCluster, folder: str) -
         each.end()
 
 
-@pytest.mark.parametrize("task", [Shifting(), Sized()], ids=["drawing", "sized"])
+@pytest.mark.parametrize("task", rotating([Shifting(), Sized()], 1))
 def test_both_engines_serve_the_same_bytes_while_the_world_changes(task: Any, routed: Callable[..., Routed]) -> None:
     """2 -> 1 -> 3 workers on one running execution, over the border of an epoch, and back to an earlier step."""
     each = routed(task)

@@ -12,8 +12,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_trainer.cluster.local import LocalCluster
 from tests.conftest import make_dataset
 from tests.data.routed import ROWS, Idle, Routed, Shifting, Sized
+from tests.rotation import turn
 
 
+@turn(0, 2)
 def test_the_preprocessing_node_is_killed(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "train", ROWS)
     with LocalCluster(nodes=2, cpus_per_node=1) as cluster:
@@ -43,6 +45,7 @@ def second_raylet(cluster: LocalCluster) -> int:
     raise AssertionError("there is no second raylet")
 
 
+@turn(1, 2)
 def test_an_object_store_of_100_mb_is_enough_for_any_rows(tmp_path: Path) -> None:
     """An epoch is some 250 MB here, and may not be spilled."""
     folder = make_dataset(tmp_path / "train", ROWS)

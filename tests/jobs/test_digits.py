@@ -74,7 +74,7 @@ def test_the_job_reaches_the_accuracy_of_a_plain_loop(digits: Path, tmp_path: Pa
 MOMENTS = ["data/digits", "gcs_server", "ray::WorkerActor", "generation 1", "killing worker"]
 
 
-@pytest.mark.parametrize("moment", rotating(MOMENTS, 2))
+@pytest.mark.parametrize("moment", rotating(MOMENTS, 1))
 def test_ctrl_c_at_any_moment_of_the_demonstration_leaves_nothing(
     moment: str, digits: Path, tmp_path: Path, start: Start
 ) -> None:

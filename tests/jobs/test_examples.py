@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.clean_up()
 
 
-@turn(0, 2)
+@turn(0, 3)
 def test_char_lm_learns_and_shows_what_it_writes(tmp_path: Path, start: Start) -> None:
     options: dict[str, Any] = {"file_format": "text", "include": ["a*.py"], "exclude": ["*/*"], "block": 128}
     prepare(Path(json.__file__).parent.parent, tmp_path / "data", splits={"validation": 0.2}, **options)
@@ -78,7 +78,7 @@ def test_flights_are_joined_and_the_ones_that_never_arrived_are_left_out(flights
     assert 0.1 < rows["late"].mean() < 0.4
 
 
-@turn(1, 2)
+@turn(1, 3)
 def test_flights_train_on_what_ray_data_preprocesses(flights: Path, start: Start) -> None:
     data = {"train": str(flights / "set/train"), "evaluation": str(flights / "set/test")}
 
