@@ -12,6 +12,7 @@ import os
 import secrets
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -211,6 +212,7 @@ def join_cluster(address: str | None, *, sends_code: bool = False) -> Iterator[N
         return
     for name, value in QUIET_RAY.items():
         os.environ.setdefault(name, value)
+    _check_reachable(address or os.environ.get("RAY_ADDRESS") or "auto")
     try:
         ray.init(
             address=address,
@@ -228,6 +230,21 @@ def join_cluster(address: str | None, *, sends_code: bool = False) -> Iterator[N
         ray.shutdown()
 
 
+def _check_reachable(address: str) -> None:
+    """Ray asks an address at which nobody answers for minutes, without a word."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or "/" in host:
+        return  # auto, or another scheme
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"nobody answers at the cluster's address {address} ({error}). Check the address (`ray status` on its head "
+            "tells it), the network, and that the cluster is up; `ray start --head` starts one."
+        ) from None
+
+
+REACH_S = 10.0  # a connection to another machine takes milliseconds
 IN_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for the driver of a submitted job, whose files it has sent
 NOT_SENT = [".git", ".venv", "/runs", "/data", "*.arrow", "*.npz", "*.pt", "*.bin", "__pycache__"]
 

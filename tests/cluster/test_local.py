@@ -7,6 +7,7 @@ import pytest
 import ray
 
 from elastic_trainer import ClusterError, LocalCluster
+from elastic_trainer.cluster.local import join_cluster
 
 
 def test_a_cluster_comes_up_with_its_nodes_and_leaves_the_environment_as_it_was() -> None:
@@ -30,3 +31,11 @@ def test_a_cluster_comes_up_with_its_nodes_and_leaves_the_environment_as_it_was(
 def test_a_cluster_has_at_least_one_node() -> None:
     with pytest.raises(ValueError, match="at least one node"):
         LocalCluster(nodes=0)
+
+
+def test_an_address_at_which_nobody_answers_is_told_at_once() -> None:
+    with (
+        pytest.raises(ClusterError, match=r"nobody answers .* address 127\.0\.0\.1:9 .*refused"),
+        join_cluster("127.0.0.1:9"),
+    ):
+        pass
