@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from elastic_trainer.data.order import SampleOrder
 
 GROUP_BYTES = 16 << 20  # of the spans that one task makes: a task costs some 10 ms besides
-GROUP_WINDOWS = 4  # at most: what a task makes is there when all of it is
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class Routing:
     row_bytes: float
 
     def group_of(self, order: SampleOrder) -> int:
-        """Spans that one task makes: a divisor of a window's, or some whole windows."""
+        """Spans that one task makes: a divisor of a window's; preprocess may make rows much larger than they were."""
         span_bytes = max(1.0, order.window * order.per_rank * self.row_bytes)
         most = max(1, int(GROUP_BYTES // span_bytes))
-        if most >= order.logical_ranks:
-            return order.logical_ranks * min(GROUP_WINDOWS, most // order.logical_ranks)
-        return max(each for each in range(1, most + 1) if order.logical_ranks % each == 0)
+        return max(each for each in range(1, min(most, order.logical_ranks) + 1) if order.logical_ranks % each == 0)
