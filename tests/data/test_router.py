@@ -64,7 +64,7 @@ def test_both_engines_serve_the_same_bytes_while_the_world_changes(task: Any, ro
 
 def test_ray_data_really_serves(routed: Callable[..., Routed], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the worker makes nothing itself, all that it gets comes from the router."""
-    each = routed(Shifting())
+    each = routed(Shifting(), window=12)  # a quarter of a second: one task of Ray Data a window keeps up
     each.serve(range(100), [range(12)])  # Ray Data has begun by then
     made: list[Any] = []
     load = each.direct.load
