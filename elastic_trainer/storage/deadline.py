@@ -57,16 +57,19 @@ def retried(
         is_final: Whether an error will come back however often it is tried.
 
     Raises:
-        Exception: That of the last try.
+        Exception: That of the last try; when that was cut short, of the last one that said what is wrong.
     """
     end = time.monotonic() + whole_s
     tries = 0
+    telling: Exception | None = None
     while True:
         try:
             return call() if try_s is None else within(max(0.05, min(try_s, end - time.monotonic())), call)
         except Exception as error:
             pause = PAUSE_S[min(tries, len(PAUSE_S) - 1)]
+            if not isinstance(error, Overdue):
+                telling = error
             if is_final(error) or time.monotonic() + pause >= end:
-                raise
+                raise telling or error
         tries += 1
         time.sleep(pause)

@@ -33,3 +33,20 @@ def test_a_passing_error_is_repeated_and_a_final_one_is_not() -> None:
     with pytest.raises(OSError, match="for a while"):
         retried(lambda: calls.clear() or twice_wrong(), try_s=5, whole_s=10, is_final=lambda error: True)
     assert len(calls) == 1
+
+
+def test_a_last_try_that_is_cut_short_does_not_hide_what_is_wrong() -> None:
+    release = threading.Event()
+    calls: list[int] = []
+
+    def refused_then_silent() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("nobody listens there")
+        release.wait()
+
+    with pytest.raises(ConnectionError, match="nobody listens"):
+        retried(refused_then_silent, try_s=5, whole_s=0.3, is_final=lambda error: False)
+
+    assert len(calls) == 2
+    release.set()

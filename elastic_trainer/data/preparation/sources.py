@@ -150,10 +150,12 @@ def _extensions(file_format: str) -> list[str]:
 
 def parts_of(source: Source, splits: Mapping[str, float], seed: int) -> tuple[Part, ...]:
     """The parts, in order. Files of text and images go to splits as wholes, so that no document is in two of them."""
-    whole = source.format in ("text", "images") and bool(splits)
-    by_split: dict[str | None, list[SourceFile]] = {}
-    for file in source.files:
-        by_split.setdefault(split_of_file(file.name, splits, seed) if whole else None, []).append(file)
+    by_split: dict[str | None, list[SourceFile]] = {None: list(source.files)}
+    if source.format in ("text", "images") and splits:
+        chosen = splits_of_files([file.name for file in source.files], splits, seed)
+        by_split = {}
+        for file in source.files:
+            by_split.setdefault(chosen[file.name], []).append(file)
     parts: list[Part] = []
     for split, files in by_split.items():
         together: list[SourceFile] = []
@@ -167,10 +169,28 @@ def parts_of(source: Source, splits: Mapping[str, float], seed: int) -> tuple[Pa
     return tuple(parts)
 
 
-def split_of_file(name: str, splits: Mapping[str, float], seed: int) -> str:
-    """The split of a whole file."""
-    drawn = key(_SPLIT, seed, xxhash.xxh3_64_intdigest(name.encode())) / MASK
-    return split_at(drawn, splits)
+def splits_of_files(names: Sequence[str], splits: Mapping[str, float], seed: int) -> dict[str, str]:
+    """The split of each whole file, by a hash of its name; where there are files enough, no split is left without one.
+
+    Raises:
+        DataError: There are fewer files than splits.
+    """
+    wanted = ("train", *splits)
+    if len(names) < len(wanted):
+        raise DataError(
+            f"{len(names)} files cannot be divided into {', '.join(wanted)}: text and images are split by whole files, "
+            "so that no document is in two splits. Give more files, or a source for each split."
+        )
+    drawn = {name: key(_SPLIT, seed, xxhash.xxh3_64_intdigest(name.encode())) / MASK for name in names}
+    chosen = {name: split_at(drawn[name], splits) for name in names}
+    counts = Counter(chosen.values())
+    for split in wanted:
+        if not counts[split]:
+            name = min((each for each in names if counts[chosen[each]] > 1), key=lambda each: drawn[each])
+            counts.subtract([chosen[name]])
+            chosen[name] = split
+            counts[split] = 1
+    return chosen
 
 
 def split_at(drawn: float, splits: Mapping[str, float]) -> str:

@@ -215,6 +215,21 @@ def test_a_missing_value_that_a_transform_lets_through_is_damage(tmp_path: Path)
     assert (index.rows, index.about["left_out"]) == (2, 1)
 
 
+def test_few_documents_still_make_every_split() -> None:
+    for seed in range(40):
+        names = [f"{seed}-{number}.txt" for number in range(3)]
+        chosen = sources.splits_of_files(names, {"validation": 0.1, "test": 0.1}, seed)
+        assert sorted(chosen.values()) == ["test", "train", "validation"]
+    many = [f"{number}.txt" for number in range(2000)]
+    chosen = sources.splits_of_files(many, {"validation": 0.1}, 3)
+    assert 150 < list(chosen.values()).count("validation") < 250
+    fewer = sources.splits_of_files(many[::2], {"validation": 0.1}, 3)
+    assert all(chosen[name] == fewer[name] for name in fewer), "a document changed its split because others left"
+
+    with pytest.raises(DataError, match="1 files cannot be divided into train, validation"):
+        sources.splits_of_files(["one.txt"], {"validation": 0.1}, 0)
+
+
 def test_splits_share_the_rows_and_do_not_change_with_others(tmp_path: Path) -> None:
     raw = write_parquet(tmp_path / "raw")
     prepare(raw, tmp_path / "set", splits={"validation": 0.2, "test": 0.1})
