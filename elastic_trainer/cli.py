@@ -14,7 +14,7 @@ from elastic_trainer.config import JobConfig
 from elastic_trainer.data.preparation.damage import POLICIES
 from elastic_trainer.data.preparation.sources import FORMATS
 from elastic_trainer.errors import ConfigError, ElasticTrainerError
-from elastic_trainer.vocabulary import RunStatus
+from elastic_trainer.vocabulary import RunStatus, counted
 
 if TYPE_CHECKING:
     from elastic_trainer.following import Result
@@ -198,12 +198,14 @@ def describe(summary: dict[str, Any]) -> list[str]:
     trained, missing, repeated = (summary[f"samples_{what}"] for what in ("trained", "missing", "repeated"))
     lines = [
         f"{summary['status']}: {summary['reason']}",
-        f"{summary['steps']} steps in {summary['wall_s']:.1f} s, final loss {_number(summary['final_loss'])}",
+        f"{counted(summary['steps'], 'step')} in {summary['wall_s']:.1f} s, "
+        f"final loss {_number(summary['final_loss'])}",
     ]
     if summary["evaluation"]:
         lines.append("evaluation: " + ", ".join(f"{name} {value:.4f}" for name, value in summary["evaluation"].items()))
     lines += [
-        f"generation {g['generation']}: {g['world_size']} workers from step {g['resume_step']}: {g['reason']}"
+        f"generation {g['generation']}: {counted(g['world_size'], 'worker')} from step {g['resume_step']}: "
+        f"{g['reason']}"
         for g in summary["generations"]
     ]
     if summary["recovery_s"]:

@@ -32,8 +32,8 @@ class DataConfig(_Section):
     evaluation: str | None = Field(None, description="Dataset folder for the task's evaluate(); none: no evaluation.")
     engine: Literal["auto", "ray", "direct"] = Field(
         "auto",
-        description="Who reads and preprocesses: Ray Data on CPUs of its own, or each worker. auto: Ray Data when the "
-        "task has preprocess() and the cluster has data.cpus beside the workers, else the workers.",
+        description="Who reads and preprocesses: Ray Data on CPUs of its own (ray), or each worker (direct). auto: Ray "
+        "Data when the task has preprocess(). Always the workers when the cluster has no data.cpus beside them.",
     )
     cpus: Positive = Field(1, description="CPUs that Ray Data gets, beside those of the workers.")
     storage_options: dict[str, Any] | None = Field(
@@ -210,6 +210,8 @@ class JobConfig(_Section):
             f"scaling.max_workers = {high} is below scaling.min_workers = {low}. Raise max_workers or lower "
             "min_workers.",
         )
+        _check_places(self)
+        _check_evaluation(self)
         _check_batch(self)
         return self
 
@@ -234,6 +236,37 @@ class JobConfig(_Section):
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise ValueError(message)
+
+
+def _is_local(url: str | None) -> bool:
+    return url is None or "://" not in url or url.startswith("file://")
+
+
+def _check_places(job: JobConfig) -> None:
+    data_is_local = _is_local(job.data.train) and _is_local(job.data.evaluation)
+    for field, options, places, is_local in (
+        ("data.storage_options", job.data.storage_options, f"data.train = {job.data.train!r}", data_is_local),
+        (
+            "storage_options",
+            job.storage_options,
+            f"storage = {job.storage!r} and data.train = {job.data.train!r}",
+            data_is_local and _is_local(job.storage),
+        ),
+    ):
+        _require(
+            not (options and is_local),
+            f"{field} has {', '.join(map(str, options or {}))}, but {places} is on the local disk, which takes no "
+            "options. Name a URL such as s3://bucket/prefix, or leave them out.",
+        )
+
+
+def _check_evaluation(job: JobConfig) -> None:
+    for field, value in (("evaluate_every", job.evaluate_every), ("checkpoint.keep_best", job.checkpoint.keep_best)):
+        _require(
+            value is None or job.data.evaluation is not None,
+            f"{field} = {value!r} needs an evaluation, and data.evaluation is not set. Name a dataset folder there, or "
+            f"leave {field} out.",
+        )
 
 
 def _check_batch(job: JobConfig) -> None:

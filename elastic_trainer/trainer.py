@@ -25,6 +25,7 @@ from elastic_trainer.cluster.controller import ControllerSpec, find_controller, 
 from elastic_trainer.cluster.local import IN_RAY_JOB, LocalCluster, join_cluster
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
+from elastic_trainer.data.choice import choose_engine
 from elastic_trainer.data.dataset import DatasetIndex, read_index
 from elastic_trainer.errors import (
     ClusterError,
@@ -45,7 +46,7 @@ from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.storage.probe import probe
 from elastic_trainer.training.saver import versions
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.training.task import NamedTask, TrainFunction, TrainTask, code_digest, importable
+from elastic_trainer.training.task import NamedTask, TaskFacts, TrainFunction, TrainTask, code_digest, importable
 from elastic_trainer.vocabulary import RunStatus, SavedStep
 
 GONE_S = 15.0  # for the controller of a run that has ended to leave its name
@@ -129,19 +130,22 @@ class ElasticTrainer:
 
     # ---- what is to be trained
 
-    def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], _Facts]:
+    def _loader(self) -> tuple[Callable[[], TrainTask | TrainFunction], TaskFacts]:
         """What makes the task in a worker; made once here too, so that its mistakes show before anything starts."""
         if self._task is not None:
             task = self._task
-            return (lambda: task), _facts_of(task)
+            return (lambda: task), TaskFacts.of(task)
         assert self._config.task is not None
         named = NamedTask(self._config.task, dict(self._config.task_args))
         with importable(os.getcwd()):
             made = named.load()
-        return named.load, _facts_of(made)
+        return named.load, TaskFacts.of(made)
 
-    def _resolved(self, history: History, *, fits: int | None, facts: _Facts, has_router: bool = False) -> ResolvedJob:
+    def _resolved(
+        self, history: History, *, fits: int | None, facts: TaskFacts, has_router: bool = False
+    ) -> ResolvedJob:
         config, changed = self._merged(history)
+        facts.check(config.data.evaluation)
         train, evaluation = _indexes(config)
         if history.config is not None:
             check_data(history.config, train, config.data.train)
@@ -233,11 +237,17 @@ class ElasticTrainer:
         return None
 
     def _start(
-        self, history: History, store: ObjectStore, task: bytes, facts: _Facts, view: ProgressView
+        self, history: History, store: ObjectStore, task: bytes, facts: TaskFacts, view: ProgressView
     ) -> ActorHandle:
         config = self._merged(history)[0]
         beside = placement.workers_that_fit(config.scaling.resources_per_worker, beside_cpus=config.data.cpus)
-        has_router, data = _choose_engine(config, facts, beside)
+        has_router, data = choose_engine(
+            config.data.engine,
+            cpus=config.data.cpus,
+            preprocesses=facts.preprocesses,
+            workers=config.scaling.max_workers or max(1, config.scaling.min_workers),
+            workers_beside=beside,
+        )
         fits = beside if has_router else placement.workers_that_fit(config.scaling.resources_per_worker)
         capacity = self._capacity(config.scaling, fits)
         job = self._resolved(history, fits=fits, facts=facts, has_router=has_router)
@@ -306,36 +316,6 @@ class ElasticTrainer:
         return ControllerSpec(
             unit, job.limits, retention, job.to_dict(), job.changed, self._code(), after_term, capacity
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """What a task asks for."""
-
-    fixed_shapes: bool
-    preprocesses: bool
-
-
-def _facts_of(task: TrainTask | TrainFunction) -> _Facts:
-    if not isinstance(task, TrainTask):
-        return _Facts(fixed_shapes=False, preprocesses=False)
-    return _Facts(task.fixed_shapes, task.preprocess is not None)
-
-
-def _choose_engine(config: JobConfig, facts: _Facts, workers_beside: int) -> tuple[bool, str]:
-    """Whether Ray Data makes the samples, and why, in words; `workers_beside` fit into the cluster beside its CPUs."""
-    cpus = f"{config.data.cpus} CPU" + ("s" if config.data.cpus > 1 else "")
-    if config.data.engine == "direct":
-        return False, "data: read by the workers (data.engine)"
-    if not facts.preprocesses:
-        return False, "data: read by the workers, as there is nothing to preprocess"
-    wanted = config.scaling.max_workers or max(1, config.scaling.min_workers)
-    if workers_beside < wanted:
-        return False, (
-            f"data: read and preprocessed by the workers: beside {wanted} of them the cluster has no {cpus} left for "
-            "Ray Data (data.cpus)"
-        )
-    return True, f"data: preprocessed by Ray Data on {cpus}"
 
 
 def _indexes(config: JobConfig) -> tuple[DatasetIndex, DatasetIndex | None]:

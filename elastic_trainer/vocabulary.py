@@ -9,6 +9,11 @@ NAMESPACE = "elastic_trainer"  # of every named actor in Ray
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
 
+def counted(number: int, noun: str) -> str:
+    """Number and noun, as people write them: 1 worker, 2 workers."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 class Worker(NamedTuple):
     """One life of a worker: a replacement keeps the `worker_id` and takes the next incarnation."""
 

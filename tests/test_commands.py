@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 def test_runs_are_listed_and_shown(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(capsys, "runs", "ls", "--storage", storage)
     assert status == 0
-    assert out.splitlines()[1].split()[:5] == ["job", "finished", "50", "50", "2"]
+    assert out.splitlines()[1].split()[:6] == ["job", "finished", "50", "of", "50", "2"]
 
     status, out = run(capsys, "runs", "show", "job", "--storage", storage)
     assert status == 0

@@ -45,6 +45,13 @@ def told(**fields: Any) -> str:
         ({"steps": "many"}, "steps = 'many' should be a valid integer"),
         ({"data": {}}, "data.train is missing. Set it: Dataset folder"),
         ({"clip_norm": -1.0}, "clip_norm = -1.0 should be greater than 0"),
+        ({"evaluate_every": 5}, "evaluate_every = 5 needs an evaluation, and data.evaluation is not set."),
+        ({"checkpoint": {"keep_best": "-loss"}}, "checkpoint.keep_best = '-loss' needs an evaluation"),
+        (
+            {"storage_options": {"endpoint_url": "http://x"}},
+            "storage_options has endpoint_url, but storage = './runs' and data.train = 'd' is on the local disk",
+        ),
+        ({"data": {"train": "d", "storage_options": {"key": "x"}}}, "data.storage_options has key, but data.train"),
         ({"scaling": {"resources_per_worker": {"CPU": 0}}}, "scaling.resources_per_worker.CPU = 0 should be greater"),
     ],
 )

@@ -26,7 +26,7 @@ from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, 
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training.settings import TrainSettings
-from elastic_trainer.vocabulary import RunStatus, Token, Worker
+from elastic_trainer.vocabulary import RunStatus, Token, Worker, counted
 
 SUMMARY = "summary.json"
 ACCOUNTS = "accounts"
@@ -202,7 +202,8 @@ class Chronicle:
         self.account.generations.append(made)
         self.has_new_generation = True
         self.tell(
-            f"generation {made.generation}: {made.world_size} workers from step {made.resume_step}: {made.reason}"
+            f"generation {made.generation}: {counted(made.world_size, 'worker')} from step {made.resume_step}: "
+            f"{made.reason}"
         )
 
     # ---- what goes out

@@ -29,18 +29,17 @@ def list_runs(options: argparse.Namespace) -> int:
     """One line a run."""
     store = storage_of(options)
     living = _living(options)
-    rows = [("NAME", "STATUS", "STEPS", "SAVED", "TERMS", "LAST CHANGE")]
+    rows = [("NAME", "STATUS", "SAVED STEPS", "TERMS", "LAST CHANGE")]
     for name in store.folders(""):
         try:
             history = fold(RunLog(store.within(name)).read())
         except StorageError as error:
-            rows.append((name, "damaged", "-", "-", "-", str(error).splitlines()[0]))
+            rows.append((name, "damaged", "-", "-", str(error).splitlines()[0]))
             continue
         if history.config is None:
             continue  # not a run
-        steps = str(history.config["resolved"]["steps"])
-        saved = str(history.newest.steps) if history.newest else "-"
-        rows.append((name, _status(history, name, living), steps, saved, str(history.term), when(history.at)))
+        saved = f"{history.newest.steps if history.newest else 0} of {history.config['resolved']['steps']}"
+        rows.append((name, _status(history, name, living), saved, str(history.term), when(history.at)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

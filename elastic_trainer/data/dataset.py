@@ -118,6 +118,11 @@ def read_index(folder: str | os.PathLike[str], options: Mapping[str, Any] | None
         DataError: No such folder, not a dataset, damaged, empty, or files missing or cut short.
     """
     url = os.fspath(folder)
+    if "://" not in url and Path(url).is_file():
+        raise DataError(
+            f"{url} is a file, and a dataset is a folder. Make one of it: elastic-trainer prepare {url} --out "
+            f"{Path(url).with_suffix('')}"
+        )
     if "://" not in url and not Path(url).is_dir():
         raise DataError(f"{url}: no such dataset folder. Make one: elastic-trainer prepare SOURCE --out {url}")
     try:
@@ -125,6 +130,9 @@ def read_index(folder: str | os.PathLike[str], options: Mapping[str, Any] | None
         text = store.read(INDEX).decode()
         sizes = store.sizes("")
     except FileNotFoundError:
+        splits = [name for name in store.folders("") if f"{name}/{INDEX}" in store.sizes(name)]
+        if splits:
+            raise DataError(f"{url}: holds splits. Name one: {', '.join(f'{url}/{name}' for name in splits)}") from None
         raise DataError(
             f"{url}: has no {INDEX}, so it is not a dataset folder, or its preparation did not end. "
             f"Make it: elastic-trainer prepare SOURCE --out {url}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elastic_trainer.observability.standing import Standing
+from elastic_trainer.vocabulary import counted
 
 PLAIN_EVERY_S = 5.0  # often enough to see life in a log file, rarely enough to read it
 
@@ -77,6 +78,5 @@ def _time_left(standing: Standing) -> str:
 def _facts(standing: Standing) -> str:
     loss = "-" if standing.loss is None else f"{standing.loss:.4f}"
     saved = "" if standing.saved is None else f"  saved {standing.saved}"
-    return (
-        f"{standing.phase}  loss {loss}  {standing.samples_per_s:.0f} samples/s  {standing.world_size} workers{saved}"
-    )
+    workers = counted(standing.world_size, "worker")
+    return f"{standing.phase}  loss {loss}  {standing.samples_per_s:.0f} samples/s  {workers}{saved}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elastic_trainer.observability.account import PHASES, Generation
 from elastic_trainer.reports.record import RunRecord
+from elastic_trainer.vocabulary import counted
 
 MEANINGS = {
     "detect": "from the last done step to the first sign",
@@ -24,8 +25,8 @@ def story_of(record: RunRecord) -> list[str]:
     ended = f"{history.ended}: {history.reason}" if history.ended else "has not ended"
     lines = [
         f"run {record.name}: {ended}",
-        f"{max(record.losses, default=0)} steps, {len(account.generations)} generations over {history.term} "
-        f"term{'s' if history.term != 1 else ''}, {_duration(account.active_s)} in all, "
+        f"{counted(max(record.losses, default=0), 'step')}, {counted(len(account.generations), 'generation')} over "
+        f"{counted(history.term, 'term')}, {_duration(account.active_s)} in all, "
         f"{100 * account.productive_s / max(account.active_s, 1e-9):.0f} % of it in steps",
     ]
     for generation in account.generations:
@@ -37,9 +38,8 @@ def story_of(record: RunRecord) -> list[str]:
 
 def _paragraph(generation: Generation) -> list[str]:
     at = datetime.datetime.fromtimestamp(generation.began_at).strftime("%Y-%m-%d %H:%M:%S")
-    many = "s" if generation.world_size != 1 else ""
     return [
-        f"generation {generation.term}-{generation.generation}, {at}: {generation.world_size} worker{many} "
+        f"generation {generation.term}-{generation.generation}, {at}: {counted(generation.world_size, 'worker')} "
         f"({', '.join(generation.workers)}) from step {generation.resume_step}",
         f"  why:  {generation.reason}",
         f"  cost: {_cost(generation)}",

@@ -90,7 +90,7 @@ def client_for(url: str, options: Mapping[str, Any]) -> Client:
         extra = PACKAGES.get(parts.scheme)
         remedy = f"pip install 'elastic-trainer[{extra}]'" if extra else "Use a local path, s3://, gs:// or az://"
         raise ConfigError(f"storage = {url!r} needs a package that is not installed ({error}). {remedy}.") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(
             f"storage = {url!r}: {error}. Use a local path, s3://bucket/prefix, gs:// or az://."
         ) from None

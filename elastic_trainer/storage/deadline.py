@@ -70,6 +70,6 @@ def retried(
             if not isinstance(error, Overdue):
                 telling = error
             if is_final(error) or time.monotonic() + pause >= end:
-                raise telling or error
+                raise telling or error from error.__cause__
         tries += 1
         time.sleep(pause)

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -111,6 +112,36 @@ class TrainTask(ABC):
 
 
 @dataclass(frozen=True)
+class TaskFacts:
+    """What a task asks for, as far as it can be told before it runs; None: only its own code knows."""
+
+    name: str
+    fixed_shapes: bool
+    preprocesses: bool | None
+    evaluates: bool | None
+
+    @classmethod
+    def of(cls, task: TrainTask | TrainFunction) -> TaskFacts:
+        """Of a task or of a training function."""
+        if not isinstance(task, TrainTask):
+            return cls(getattr(task, "__name__", type(task).__name__), False, None, None)
+        return cls(type(task).__name__, task.fixed_shapes, task.preprocess is not None, task.evaluate is not None)
+
+    def check(self, evaluation_data: str | None) -> None:
+        """Hold it against the job.
+
+        Raises:
+            TaskError: There is data for an evaluation that the task does not have.
+        """
+        if evaluation_data is not None and self.evaluates is False:
+            raise TaskError(
+                f"data.evaluation = {evaluation_data!r} is set, but {self.name} has no evaluate(model, batch). Define "
+                "it, such as `return {'loss': self.loss(model, batch)}` with a loss of (sum, weight), or leave "
+                "data.evaluation out."
+            )
+
+
+@dataclass(frozen=True)
 class NamedTask:
     """A task by `module:Class` or `module:function`, with JSON arguments for a class."""
 
@@ -121,8 +152,8 @@ class NamedTask:
         """Import and make it.
 
         Raises:
-            TaskError: No such module or name, or its arguments do not fit. An exception within the user's own module
-                passes as it is.
+            TaskError: No such module or name, its arguments do not fit, or what it does when it is imported or made
+                raises: says where.
         """
         module_name, separator, attribute = self.name.partition(":")
         if not separator or not attribute:
@@ -131,11 +162,13 @@ class NamedTask:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name + ".").startswith(error.name + "."):
-                raise  # the module is there and misses something itself
+                raise _raised(f"task = {self.name!r}: importing {module_name}", error) from error
             raise TaskError(
                 f"task = {self.name!r}: there is no module {error.name!r}.{_nearest_module(module_name)} "
                 "Run from the folder that holds it, or install its package."
             ) from None
+        except Exception as error:
+            raise _raised(f"task = {self.name!r}: importing {module_name}", error) from error
         found = getattr(module, attribute, None)
         if found is None:
             hint = did_you_mean(attribute, (name for name in vars(module) if not name.startswith("_")))
@@ -157,7 +190,25 @@ class NamedTask:
             inspect.signature(found).bind(**self.args)
         except TypeError as error:
             raise TaskError(f"task_args = {self.args} do not fit {self.name}: {error}.") from None
-        return found(**self.args)
+        try:
+            return found(**self.args)
+        except Exception as error:
+            raise _raised(f"task = {self.name!r}: {found.__name__}(**task_args)", error) from error
+
+
+def _raised(what: str, error: Exception) -> TaskError:
+    """The user's own error, with the place in the user's own file."""
+    if isinstance(error, TaskError):
+        return error
+    if isinstance(error, SyntaxError):
+        return TaskError(f"{what} found a syntax error: {error.msg} ({error.filename}:{error.lineno}).")
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return TaskError(f"{what} raised {type(error).__name__}: {error}{where}.")
 
 
 def code_digest(task: TrainTask | TrainFunction | str | None) -> str:

@@ -113,3 +113,13 @@ def test_a_folder_that_is_not_whole_is_refused_by_name(damage: object, told: str
 def test_an_unknown_column_is_told_with_what_there_is() -> None:
     with pytest.raises(DataError, match=r"no column 'imge'; it has 'image', 'digit'. Did you mean 'image'\?"):
         Named(image=1, digit=2)["imge"]
+
+
+def test_a_file_and_a_folder_of_splits_are_told_from_a_dataset(tmp_path: Path) -> None:
+    np.savez(tmp_path / "raw.npz", number=np.arange(40))
+    with pytest.raises(DataError, match=r"raw.npz is a file, .*elastic-trainer prepare .*raw.npz --out .*raw$"):
+        read_index(tmp_path / "raw.npz")
+
+    prepare(tmp_path / "raw.npz", tmp_path / "set", splits={"test": 0.3})
+    with pytest.raises(DataError, match=r"holds splits. Name one: .*set/test, .*set/train"):
+        read_index(tmp_path / "set")

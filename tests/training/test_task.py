@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from elastic_trainer.errors import TaskError
-from elastic_trainer.training.task import NamedTask, TrainTask, code_digest
+from elastic_trainer.training.task import NamedTask, TaskFacts, TrainTask, code_digest
 
 MODULE = """
 from elastic_trainer import TrainTask
 import torch
 
 class Good(TrainTask):
-    def __init__(self, width: int = 3): self.width = width
+    def __init__(self, width: int = 3):
+        if width < 1: raise ValueError("width is below 1")
+        self.width = width
     def build_model(self): return torch.nn.Linear(self.width, 1)
     def build_optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -33,6 +35,8 @@ def train(run): pass
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "my_tasks_x.py").write_text(MODULE)
     (tmp_path / "broken_x.py").write_text("import module_that_is_not_there\n")
+    (tmp_path / "raising_x.py").write_text("def f():\n    raise KeyError('colour')\n\nf()\n")
+    (tmp_path / "unfinished_x.py").write_text("class Good(:\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "my_tasks_x"
     sys.modules.pop("my_tasks_x", None)
@@ -68,9 +72,32 @@ def test_a_name_that_leads_nowhere_is_told(name: str, args: dict[str, Any], told
     assert told in str(caught.value)
 
 
-def test_a_module_that_misses_something_itself_shows_its_own_error(module: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="module_that_is_not_there"):
-        NamedTask("broken_x:Good", {}).load()
+@pytest.mark.parametrize(
+    ("name", "args", "told"),
+    [
+        ("broken_x:Good", {}, r"importing broken_x raised ModuleNotFoundError: .*'module_that_is_not_there' .*x.py:1"),
+        ("raising_x:Good", {}, r"importing raising_x raised KeyError: 'colour' \(.*raising_x.py:2\)"),
+        ("unfinished_x:Good", {}, r"syntax error: .*\(.*unfinished_x.py:1\)"),
+        ("my_tasks_x:Good", {"width": -1}, r"Good\(\*\*task_args\) raised ValueError: width .*my_tasks_x.py:7"),
+    ],
+)
+def test_what_a_task_raises_is_told_with_its_place(name: str, args: dict[str, Any], told: str, module: str) -> None:
+    with pytest.raises(TaskError, match=told):
+        NamedTask(name, args).load()
+
+
+def test_data_for_an_evaluation_that_is_not_there_is_refused() -> None:
+    class Silent(TrainTask):
+        def build_model(self) -> nn.Module:
+            return nn.Linear(2, 1)
+
+        def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(TaskError, match=r"data.evaluation = 'held-out' is set, but Silent has no evaluate\(model"):
+        TaskFacts.of(Silent()).check("held-out")
+    TaskFacts.of(Silent()).check(None)
+    TaskFacts.of(lambda run: None).check("held-out")  # a function says so only while it runs
 
 
 def test_inputs_and_criterion_stand_for_loss() -> None:
