@@ -13,11 +13,12 @@ import yaml
 
 from elastic_trainer.checkpoint.history import fold, resumptions
 from elastic_trainer.commands.place import pairs, run_of
-from elastic_trainer.data.dataset import Column, DatasetIndex, DatasetReader, read_index
-from elastic_trainer.data.ledger import audit, surviving
+from elastic_trainer.data.dataset import Column, DatasetIndex, read_index
+from elastic_trainer.data.ledger import audit
 from elastic_trainer.data.preparation.job import prepare
 from elastic_trainer.data.preparation.sources import find
 from elastic_trainer.data.preparation.tokens import decode
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import ConfigError, DataError, StorageError
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.resolve import order_of
@@ -184,8 +185,7 @@ def audit_ledger(options: argparse.Namespace) -> int:
         raise ConfigError(f"{store.url}: no such run (its log is empty). Name a run of --storage, or its folder.")
     _check_segments(store, [segment for entry in entries for segment in entry.values.get("ledger", [])])
     returns = [(each.token, each.steps) for each in resumptions(entries)]
-    lines = surviving(read_stream(store.names("ledger"), store.read), returns)
-    found = audit(order_of(history.config), lines)
+    found = audit(order_of(history.config), read_stream(store.names("ledger"), store.read), returns)
     if found.bad_steps():
         print(f"{found.steps} steps; the ledger contradicts the data order at steps {found.bad_steps()[:20]}")
         return 1

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.data.dataset import DatasetReader, Named
+from elastic_trainer.data.dataset import Named
 from elastic_trainer.data.engine import Row, Span, SpanName
 from elastic_trainer.data.order import SampleOrder, key
+from elastic_trainer.data.reader import DatasetReader
 
 Preprocess = Callable[[Row, np.random.Generator], Row]
 _PREPROCESS = 5  # separates preprocessing's random streams from the order's keys
@@ -34,9 +35,10 @@ class DirectSource:
     def load(self, name: SpanName) -> Span:
         """Read and preprocess a span."""
         ids = self._order.span(*name)
-        columns = self._reader.rows(ids)
+        gathered = self._reader.gather(ids)
         if self._preprocess is None:
-            return Span(columns, None)
+            return Span(gathered, None)
+        columns = gathered.take(slice(None))
         rows = [self._preprocess(row, rng) for row, rng in self._raw_rows(name.epoch, ids, columns)]
         return Span(None, rows, self._doubt(name, ids, columns, rows))
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from elastic_trainer.data.batch_plan import BatchPlan, MicroBatchPlan
 from elastic_trainer.data.dataset import Columns, Named
+from elastic_trainer.data.reader import Gathered
 
 Row = dict[str, Any]
 LOOK_UP_S = 0.05  # how late a wait for data may notice that its step was given up
@@ -32,19 +33,19 @@ class SpanName(NamedTuple):
 
 @dataclass
 class Span:
-    """The rows of a span by position in it: columns when nothing was preprocessed, else rows.
+    """The rows of a span by position in it: as they were read when nothing was preprocessed, else rows.
 
     `problem` says in words what was found wrong with its making, and does not keep it from being trained.
     """
 
-    columns: Columns | None
+    gathered: Gathered | None
     rows: list[Row] | None
     problem: str = ""
 
     def take(self, places: NDArray[np.int64]) -> list[Row] | Columns:
         """Rows as they were preprocessed, or columns when nothing was."""
-        if self.columns is not None:
-            return {name: values[places] for name, values in self.columns.items()}
+        if self.gathered is not None:
+            return self.gathered.take(places)
         assert self.rows is not None
         return [Named(self.rows[place]) for place in places]  # collate may change a row, and a step may come again
 

@@ -137,9 +137,15 @@ def surviving(lines: Iterable[dict[str, Any]], returns: Sequence[tuple[Token, in
             yield line
 
 
-def audit(order: SampleOrder, lines: Iterable[LedgerLine]) -> Audit:
-    """The audit of a whole ledger."""
+def audit(order: SampleOrder, lines: Iterable[dict[str, Any]], returns: Sequence[tuple[Token, int]] = ()) -> Audit:
+    """The audit of a whole ledger; `lines` and `returns` as for `surviving`. Void lines count as steps redone."""
     result = Audit(order)
-    for line in lines:
-        result.add(line)
+    void: set[tuple[int, str]] = set()  # a line may have been written by two controllers
+    for found in lines:
+        survivors = list(surviving([found], returns))
+        for line in survivors:
+            result.add(line)
+        if not survivors:
+            void.add((found["step"], found["token"]))
+    result.steps_redone += len(void)
     return result

@@ -26,11 +26,11 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import SpanName
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.ray_context import quiet_context
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.data.routing import Routing
 from elastic_trainer.vocabulary import NAMESPACE
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from elastic_trainer.data.batch_plan import MicroBatchPlan, evaluation_rows
-from elastic_trainer.data.dataset import DatasetReader, Named
+from elastic_trainer.data.dataset import Named
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import TaskError
 from elastic_trainer.training.batches import Batch, make_batch
 from elastic_trainer.training.precision import autocast

@@ -5,7 +5,9 @@ group belongs to the backend, which is asked at each launch, so it can be replac
 uneven numbers of micro-batches are exact, since sums are reduced; and a rank without rows takes part with zeros.
 
 Each bucket is one flat tensor whose tail holds, for each parameter, whether it got a gradient: a parameter that is
-unused on every rank keeps `grad = None`, since optimizers treat zero and None differently.
+unused on every rank keeps `grad = None`, since optimizers treat zero and None differently. A step begins without
+gradients; a parameter's first one is copied into its place in the bucket, which is cheaper than to add it to zeros, and
+later ones are added there.
 """
 
 from __future__ import annotations
@@ -53,11 +55,39 @@ class _Bucket:
         return self.flat[self.size :]
 
     def zero(self) -> None:
-        self.flat.zero_()
         self.used = [False] * len(self.parameters)
         self.work = None
-        for p, view in zip(self.parameters, self.views, strict=True):
-            p.grad = view
+        for p in self.parameters:
+            p.grad = None
+
+    def take(self, index: int) -> None:
+        """A gradient of this parameter has been accumulated."""
+        if self.used[index]:
+            return
+        self.used[index] = True
+        p, view = self.parameters[index], self.views[index]
+        assert p.grad is not None
+        gradient = p.grad.detach()
+        if gradient.layout is torch.strided:
+            view.copy_(gradient)
+        else:
+            view.zero_().add_(gradient)
+        p.grad = view
+
+    def fill(self) -> None:
+        """Parameters without a gradient here take part with zeros: other ranks may have one."""
+        for p, view, is_used in zip(self.parameters, self.views, self.used, strict=True):
+            if not is_used:
+                view.zero_()
+                p.grad = view
+        self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype))
+
+    def is_intact(self) -> bool:
+        """Whether nobody but the reducer has set the parameters' gradients."""
+        return all(
+            p.grad is (view if is_used else None)
+            for p, view, is_used in zip(self.parameters, self.views, self.used, strict=True)
+        )
 
 
 class Reducer:
@@ -151,7 +181,7 @@ class Reducer:
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[torch.Tensor], None]:
         def on_accumulated(_: torch.Tensor) -> None:
-            bucket.used[index] = True
+            bucket.take(index)
             if self._is_armed:
                 bucket.left -= 1
                 if bucket.left == 0:
@@ -165,18 +195,17 @@ class Reducer:
             if bucket.left > 0 and not everything:
                 return
             self._next += 1
-            bucket.flags.copy_(torch.tensor(bucket.used, dtype=bucket.flat.dtype))
+            bucket.fill()
             bucket.work = self._backend.all_reduce(bucket.flat)
             bucket.version = bucket.flat._version
 
     def _check_views(self) -> None:
-        for bucket in self._buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                if p.grad is not view:
-                    raise TaskError(
-                        "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set "
-                        ".grad: each step begins with zero gradients."
-                    )
+        # what is on its way already was looked at when it was launched
+        if not all(bucket.is_intact() for bucket in self._buckets[self._next :]):
+            raise TaskError(
+                "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set .grad: each "
+                "step begins without gradients."
+            )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -30,9 +30,9 @@ from elastic_trainer.control.events import (
     WorkerWarm,
 )
 from elastic_trainer.data.batch_plan import range_of
-from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectSource, Preprocess
 from elastic_trainer.data.engine import DataEngine, SpanSource
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
 from elastic_trainer.training.batches import Batch, Collate

@@ -39,12 +39,13 @@ from torch.utils.data import DataLoader, Dataset
 from elastic_trainer import prepare
 from elastic_trainer.cluster.local import LocalCluster
 from elastic_trainer.data.batch_plan import BatchPlan, choose_window
-from elastic_trainer.data.dataset import DatasetReader, schema_of, to_arrow
+from elastic_trainer.data.dataset import schema_of, to_arrow
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import DataEngine
-from elastic_trainer.data.ledger import audit, surviving
+from elastic_trainer.data.ledger import audit
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.ray_context import quiet_context
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.data.routed import RoutedSource
 from elastic_trainer.data.router import RouterSpec, router_name, start_router
 from elastic_trainer.data.routing import Routing
@@ -304,7 +305,7 @@ def crashed(report: Report) -> bool:
         store = ObjectStore(f"{running.folder}/run")
         config = read_record(store, "run").history.config
         assert config is not None
-        found = audit(order_of(config), surviving(read_stream(store.names("ledger"), store.read), [])).summary(steps)
+        found = audit(order_of(config), read_stream(store.names("ledger"), store.read)).summary(steps)
     mine = {"repeated": found["samples_repeated"], "lost": found["samples_missing"]}
     report.raw["1001 rows with a crash"] = {"Ray Train": theirs, "ours": mine, "killed after": WARM_STEPS}
     print(f"\n1001 rows with a crash: Ray Train {theirs}, ours {mine}")

@@ -32,8 +32,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_trainer import prepare
 from elastic_trainer.control.effects import FormGeneration
 from elastic_trainer.data.batch_plan import BatchPlan
-from elastic_trainer.data.dataset import DatasetReader, read_index
+from elastic_trainer.data.dataset import read_index
 from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.training.gloo import GlooBackend
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.run import Run

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cluster.processes import kill_all, with_mark
-from elastic_trainer.data.ledger import audit, surviving
+from elastic_trainer.data.ledger import audit
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.reports.record import read_record
 from elastic_trainer.resolve import order_of
@@ -178,7 +178,7 @@ def ours(chooser: random.Random) -> Outcome:
         store = ObjectStore(f"{running.folder}/run")
         config = read_record(store, "run").history.config
         assert config is not None
-        found = audit(order_of(config), surviving(read_stream(store.names("ledger"), store.read), []))
+        found = audit(order_of(config), read_stream(store.names("ledger"), store.read))
         is_right = agree(marks) and not found.bad_steps() and found.steps > WARM_STEPS + AFTER_STEPS
         return Outcome(gap, lost, is_right)
 

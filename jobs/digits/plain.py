@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elastic_trainer.data.dataset import DatasetReader
+from elastic_trainer.data.reader import DatasetReader
 from jobs.digits.task import Digits
 
 BATCH = 96

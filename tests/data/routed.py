@@ -11,10 +11,10 @@ import numpy as np
 import ray
 
 from elastic_trainer.data.batch_plan import BatchPlan
-from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.data.routed import RoutedSource
 from elastic_trainer.data.router import RouterSpec, router_name, start_router
 from elastic_trainer.data.routing import Routing

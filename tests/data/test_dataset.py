@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastic_trainer.data.dataset import DatasetReader, Named, read_index
+from elastic_trainer.data.dataset import Named, read_index
 from elastic_trainer.data.preparation.job import prepare
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import DataError
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from elastic_trainer.data.batch_plan import BatchPlan
-from elastic_trainer.data.dataset import DatasetReader
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.order import SampleOrder
+from elastic_trainer.data.reader import DatasetReader
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from elastic_trainer.data.batch_plan import expected_digest
-from elastic_trainer.data.ledger import Audit, LedgerLine, audit, surviving
+from elastic_trainer.data.ledger import Audit, LedgerLine, audit
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.vocabulary import Token
 
@@ -18,7 +18,7 @@ def line(
 
 
 def test_a_right_ledger_has_nothing_missing_or_repeated() -> None:
-    found = audit(ORDER, surviving((json.loads(json.dumps(line(step).to_json())) for step in range(10)), []))
+    found = audit(ORDER, (json.loads(json.dumps(line(step).to_json())) for step in range(10)))
 
     assert found.summary() == {
         "steps_redone": 0,
@@ -59,10 +59,11 @@ def test_an_empty_ledger_is_empty() -> None:
 def test_lines_beyond_a_return_to_a_saved_step_are_void() -> None:
     lines = [line(step, (1, 1)).to_json() for step in range(8)] + [line(step, (1, 2)).to_json() for step in range(4, 6)]
 
-    found = audit(ORDER, surviving(lines, [(Token(1, 2), 4)]))
+    found = audit(ORDER, [*lines, lines[7]], [(Token(1, 2), 4)])
 
     assert (found.steps, found.bad_steps(6)) == (6, [])
     assert found.bad_steps(7) == [6]
+    assert found.steps_redone == 4
 
 
 def test_an_audit_goes_back_and_goes_on_from_what_was_kept() -> None:

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from elastic_trainer import prepare
-from elastic_trainer.data.dataset import DatasetReader, read_index
+from elastic_trainer.data.dataset import read_index
+from elastic_trainer.data.reader import DatasetReader
 from jobs.flights.data import source_folder
 from jobs.flights.task import Flights
 from tests.rayrun import ROOT, CommandRun

@@ -74,7 +74,7 @@ def test_a_loop_that_keeps_the_rules_finishes(dataset: str) -> None:
 
 def test_losses_and_weights_equal_a_plain_loop(dataset: str) -> None:
     """Independent reference: the whole batch at once, mean loss, torch's own SGD."""
-    from elastic_trainer.data.dataset import DatasetReader
+    from elastic_trainer.data.reader import DatasetReader
 
     settings = settings_for(dataset, steps=30)
     outcome = Harness(functools.partial(make, ""), settings, workers=2).run()

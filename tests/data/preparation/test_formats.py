@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from elastic_trainer.data.dataset import DatasetReader, read_index
+from elastic_trainer.data.dataset import read_index
 from elastic_trainer.data.preparation import sources
 from elastic_trainer.data.preparation.job import prepare
 from elastic_trainer.data.preparation.tokens import END, blocks_of, decode, encode
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import DataError
 
 

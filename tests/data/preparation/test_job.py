@@ -11,9 +11,10 @@ import pytest
 import ray
 
 from elastic_trainer.cluster.local import LocalCluster
-from elastic_trainer.data.dataset import DatasetReader, read_index
+from elastic_trainer.data.dataset import read_index
 from elastic_trainer.data.preparation import sources
 from elastic_trainer.data.preparation.job import prepare
+from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import DataError
 from tests.data.preparation.test_formats import rows_of, write_parquet
 from tests.s3server import S3Server
