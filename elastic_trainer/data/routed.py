@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from typing import Any
 
 import ray
@@ -16,7 +15,6 @@ from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import Span, SpanName
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.router import router_name
-from elastic_trainer.data.routing import Routing
 from elastic_trainer.vocabulary import NAMESPACE
 
 LATE_S = 0.25  # training waits so long for Ray Data before a worker makes the span itself
@@ -30,7 +28,6 @@ class RoutedSource:
     Args:
         run_name: Whose router.
         order: Of the samples.
-        routing: Of the run.
         direct: Makes spans here.
         note: Takes words for people.
     """
@@ -41,17 +38,15 @@ class RoutedSource:
         self,
         run_name: str,
         order: SampleOrder,
-        routing: Routing,
         direct: DirectSource,
         note: Callable[[str], None],
     ) -> None:
         self._name = router_name(run_name)
         self._order = order
-        self._group = routing.group_of(order)
         self._direct = direct
         self._router: Any = None
         self._lock = threading.Lock()
-        self._blocks: dict[int, Future[Any]] = {}  # of groups that were asked for
+        self._blocks: dict[int, tuple[int, Any]] = {}  # by first span: how many, and what they are
         self._hurried: dict[int, float] = {}  # windows that training waits for, and since when
         self._followed: tuple[int, range] = (-1, range(0))  # the window that is trained, and by which logical ranks
         self._came_at = time.monotonic()  # to that window
@@ -80,8 +75,8 @@ class RoutedSource:
         self._came_at, self._followed = now, (at, logical_ranks)
         self._hurried = {each: since for each, since in self._hurried.items() if each >= at}
         with self._lock:
-            low = at * self._order.logical_ranks // self._group
-            self._blocks = {number: block for number, block in self._blocks.items() if number >= low}
+            low = at * self._order.logical_ranks
+            self._blocks = {first: block for first, block in self._blocks.items() if first + block[0] > low}
         try:
             self._ask().follow.remote(logical_ranks, at)
         except (ValueError, RayError):
@@ -100,37 +95,36 @@ class RoutedSource:
         return self._router
 
     def _routed(self, name: SpanName) -> Span | None:
-        number, place = divmod(self._window(name) * self._order.logical_ranks + name.logical_rank, self._group)
-        since = time.monotonic()
-        with self._lock:
-            block, is_first = self._blocks.get(number), number not in self._blocks
-            if block is None:
-                block = self._blocks[number] = Future()
-        if is_first:
-            block.set_result(self._fetched(number, name, since))
-        while not wait([block], 0.05).done:
-            if self._is_overdue(name, since):
-                return None
-        table = block.result()
-        if table is None:
-            with self._lock:
-                if self._blocks.get(number) is block:
-                    del self._blocks[number]  # it may come yet, for others
-            return None
-        content = table.column("span")[place].as_buffer()
-        return pickle.loads(content) if content.size else None
+        number = self._window(name) * self._order.logical_ranks + name.logical_rank
+        content = self._kept(number)
+        if content is None:
+            content = self._fetched(number, name)
+        return pickle.loads(content) if content else None
 
-    def _fetched(self, number: int, name: SpanName, since: float) -> Any:
+    def _kept(self, number: int) -> memoryview | None:
+        with self._lock:
+            for first, (count, table) in self._blocks.items():
+                if first <= number < first + count:
+                    return memoryview(table.column("span")[number - first].as_buffer())
+        return None
+
+    def _fetched(self, number: int, name: SpanName) -> memoryview | None:
+        since = time.monotonic()
         try:
             asked = self._ask().get.remote(number, *self._followed)
             while not ray.wait([asked], timeout=0.05)[0]:
                 if self._is_overdue(name, since):
                     return None
-            found = ray.get(asked)
-            return ray.get(found[0], timeout=FETCH_S) if found else None
+            if (found := ray.get(asked)) is None:
+                return None
+            first, count, (ref,) = found
+            table = ray.get(ref, timeout=FETCH_S)
         except (ValueError, RayError):
             self._router = None
             return None
+        with self._lock:
+            self._blocks[first] = count, table
+        return self._kept(number)
 
     def _is_overdue(self, name: SpanName, asked_at: float) -> bool:
         now = time.monotonic()

@@ -17,9 +17,10 @@ import pickle
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
@@ -31,7 +32,7 @@ from elastic_trainer.data.engine import SpanName
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.ray_context import quiet_context
 from elastic_trainer.data.reader import DatasetReader
-from elastic_trainer.data.routing import Routing
+from elastic_trainer.data.routing import Routing, smaller_group
 from elastic_trainer.vocabulary import NAMESPACE
 
 EXECUTION_GROUPS = 1024  # of one execution: planning takes longer with more, and the next one is ready in a second
@@ -77,20 +78,40 @@ class _Progress:
         return min(self._at.values())
 
 
-@dataclass
-class _Held:
-    """Groups of spans that wait for their owners, by number."""
+class _Block(NamedTuple):
+    """A group of spans as a task made it: `spans` of them from number `first` on."""
 
-    refs: dict[int, ray.ObjectRef] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
+    first: int
+    spans: int
+    ref: ray.ObjectRef
+    size: int
 
     @property
-    def size(self) -> int:
-        return sum(self.sizes.values())
+    def end(self) -> int:
+        return self.first + self.spans
+
+
+class _Held:
+    """Blocks that wait for the owners of their spans, in order."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[_Block] = deque()
+        self.size = 0
+
+    @property
+    def first(self) -> int | None:
+        return self._blocks[0].first if self._blocks else None
+
+    def add(self, block: _Block) -> None:
+        self._blocks.append(block)
+        self.size += block.size
 
     def drop_below(self, number: int) -> None:
-        for each in [each for each in self.refs if each < number]:
-            del self.refs[each], self.sizes[each]
+        while self._blocks and self._blocks[0].end <= number:
+            self.size -= self._blocks.popleft().size
+
+    def block_of(self, number: int) -> _Block | None:
+        return next((block for block in self._blocks if block.first <= number < block.end), None)
 
 
 class Router:
@@ -100,14 +121,14 @@ class Router:
         # the execution has a thread of its own; Ray warns of every wait in it as if it were in the loop
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         self._spec = spec
-        self._group = spec.routing.group_of(spec.order)
         shared = ray.cluster_resources().get("object_store_memory", 0.0)
         self._ahead_bytes = min(spec.routing.ahead_bytes, int(STORE_SHARE * shared))  # nothing is to be spilled
+        self._group = spec.routing.group_of(spec.order, self._ahead_bytes)
         self._ranks = spec.order.logical_ranks
         self._progress = _Progress(self._ranks)
         self._held = _Held()
         self._lock = threading.Condition()
-        self._next = -1  # the group that the execution delivers next
+        self._next = -1  # the span that the execution delivers next
         self._is_delivering = False
         self._begin_at: int | None = None  # set to make the execution begin anew
         self._loop = asyncio.get_running_loop()
@@ -122,34 +143,36 @@ class Router:
             self._progress.follow(logical_ranks, window)
             if self._progress.low < 0:
                 return  # not all ranks have been heard of
-            low = self._progress.low * self._ranks // self._group
-            first = min(self._held.refs, default=self._next)
+            low = self._progress.low * self._ranks
+            first = self._next if self._held.first is None else self._held.first
             self._held.drop_below(low)
             has_begun = self._next >= 0 or self._begin_at is not None
-            if not has_begun or low < first or low > self._next + SKIPPED_GROUPS:
+            if not has_begun or low < first or low > self._next + SKIPPED_GROUPS * self._group:
                 self._begin_at = low
             self._lock.notify_all()
 
-    async def get(self, number: int, at: int, logical_ranks: range) -> list[ray.ObjectRef]:
-        """A group of spans, in a list, as soon as it is there; an empty list when it does not come in time.
+    async def get(self, number: int, at: int, logical_ranks: range) -> tuple[int, int, list[ray.ObjectRef]] | None:
+        """The block with a span as soon as it is there, or None when it does not come in time.
 
-        The list keeps the reference from being resolved on the way. The caller trains window `at` with `logical_ranks`:
-        told again, because a router that was started anew knows nothing.
+        Returns:
+            The number of its first span, how many it has, and its reference, in a list that keeps it from being
+            resolved on the way. The caller trains window `at` with `logical_ranks`: told again, because a router that
+            was started anew knows nothing.
         """
         await self.follow(logical_ranks, at)
         deadline = time.monotonic() + ASK_S
         while time.monotonic() < deadline:
             with self._lock:
-                if number in self._held.refs:
-                    return [self._held.refs[number]]
+                if (block := self._held.block_of(number)) is not None:
+                    return block.first, block.spans, [block.ref]
                 if not self._is_delivering:
-                    return []  # it is only starting, or has no CPU
+                    return None  # it is only starting, or has no CPU
             self._arrived.clear()
             try:
                 await asyncio.wait_for(self._arrived.wait(), deadline - time.monotonic())
             except TimeoutError:
                 break
-        return []
+        return None
 
     async def low(self) -> int:
         """The window that the slowest trains: tasks ask before they begin, for to make spans of it now is too late."""
@@ -171,59 +194,55 @@ class Router:
                 if self._begin_at is not None:
                     self._next, self._begin_at = self._begin_at, None
                     self._held = _Held()
+                first, group = self._next, self._group
             try:
-                self._execute(self._next)
+                self._execute(first, group)
             except Exception as error:
                 _print(f"Ray Data failed, beginning again: {error!r}")
                 time.sleep(AGAIN_S)
             self._is_delivering = False
             self._loop.call_soon_threadsafe(self._arrived.set)
 
-    def _execute(self, first: int) -> None:
+    def _execute(self, first: int, group: int) -> None:
         spec = self._spec
         cpus = placement_group([{"CPU": 1.0}] * spec.routing.cpus, strategy="PACK")
         try:
             if not cpus.wait(CPUS_S):
-                print(
-                    f"router: no {spec.routing.cpus} CPUs are free for Ray Data (data.cpus)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _print(f"no {spec.routing.cpus} CPUs are free for Ray Data (data.cpus)")
                 return
             with quiet_context() as context:
                 limits = context.execution_options.resource_limits
                 context.execution_options.resource_limits = limits.copy(
                     cpu=float(spec.routing.cpus), object_store_memory=float(self._ahead_bytes)
                 )
-                numbers = list(range(first, first + EXECUTION_GROUPS))
-                made = ray.data.from_items(numbers, override_num_blocks=len(numbers)).map_batches(
-                    _Maker(spec), batch_size=None, scheduling_strategy=PlacementGroupSchedulingStrategy(cpus)
+                starts = list(range(first, first + EXECUTION_GROUPS * group, group))
+                made = ray.data.from_items(starts, override_num_blocks=len(starts)).map_batches(
+                    _Maker(spec, group), batch_size=None, scheduling_strategy=PlacementGroupSchedulingStrategy(cpus)
                 )
-                number = first
-                for bundle in made.iter_internal_ref_bundles():
-                    for entry in bundle.blocks:
-                        if not self._deliver(number, entry.ref, entry.metadata.size_bytes or 0):
-                            return
-                        number += 1
+                entries = (entry for bundle in made.iter_internal_ref_bundles() for entry in bundle.blocks)
+                for start, entry in zip(starts, entries, strict=False):
+                    if not self._deliver(_Block(start, group, entry.ref, entry.metadata.size_bytes or 0)):
+                        return
         finally:
             remove_placement_group(cpus)
 
-    def _deliver(self, number: int, ref: ray.ObjectRef, size: int) -> bool:
-        """Hold a span once there is room; False when the execution is to begin anew."""
+    def _deliver(self, block: _Block) -> bool:
+        """Hold a block once there is room; False when the execution is to begin anew."""
         with self._lock:
-            while self._begin_at is None and not self._has_room(number, size):
+            while self._begin_at is None and not self._has_room(block):
                 self._lock.wait()
             if self._begin_at is not None:
                 return False
-            if (number + 1) * self._group > self._progress.low * self._ranks:
-                self._held.refs[number], self._held.sizes[number] = ref, size
-            self._next, self._is_delivering = number + 1, True
+            if block.end > self._progress.low * self._ranks:
+                self._held.add(block)
+            self._next, self._is_delivering = block.end, True
+            before, self._group = self._group, smaller_group(block.spans, block.size, self._ahead_bytes)
         self._loop.call_soon_threadsafe(self._arrived.set)
-        return True
+        return self._group == before
 
-    def _has_room(self, number: int, size: int) -> bool:
-        is_near = number * self._group < (max(self._progress.low, 0) + AHEAD_WINDOWS) * self._ranks
-        return is_near or self._held.size + size <= self._ahead_bytes
+    def _has_room(self, block: _Block) -> bool:
+        is_near = block.first < (max(self._progress.low, 0) + AHEAD_WINDOWS) * self._ranks
+        return is_near or self._held.size + block.size <= self._ahead_bytes
 
 
 def _print(text: str) -> None:
@@ -236,16 +255,15 @@ _LOADED: dict[bytes, DirectSource] = {}  # by task, in a process that makes span
 class _Maker:
     """Makes a group of spans, in a task of Ray Data: a row each, empty where the span is needless or failed."""
 
-    def __init__(self, spec: RouterSpec) -> None:
+    def __init__(self, spec: RouterSpec, group: int) -> None:
         self._spec = spec
+        self._group = group
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        (number,) = batch["item"]
-        group = self._spec.routing.group_of(self._spec.order)
-        first = int(number) * group
+        (first,) = map(int, batch["item"])
         router = ray.get_actor(router_name(self._spec.run_name), namespace=NAMESPACE)
         low = ray.get(router.low.remote())
-        return {"span": [self._span(each, low) for each in range(first, first + group)]}
+        return {"span": [self._span(each, low) for each in range(first, first + self._group)]}
 
     def _span(self, number: int, low: int) -> bytes:
         order = self._spec.order

@@ -224,7 +224,7 @@ class Run:
             return direct
         from elastic_trainer.data.routed import RoutedSource  # Ray Data takes a second to import
 
-        return RoutedSource(settings.run_name, order, settings.routing, direct, self.note)
+        return RoutedSource(settings.run_name, order, direct, self.note)
 
     def _next_order(self) -> FormGeneration | None:
         while True:

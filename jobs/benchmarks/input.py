@@ -146,7 +146,7 @@ def ours_ray(place: Place) -> Pass:
     task = cloudpickle.dumps(Decode if place.kind == "images" else Plain)
     start_router(RouterSpec(name, plan.order, place.folder, place.options, task, (os.getcwd(),), routing))
     try:
-        source = RoutedSource(name, plan.order, routing, direct_source(place, plan.order), lambda text: None)
+        source = RoutedSource(name, plan.order, direct_source(place, plan.order), lambda text: None)
         return drained(batches_of(DataEngine(plan, source), plan))
     finally:
         ray.kill(ray.get_actor(router_name(name), namespace=NAMESPACE))
@@ -269,7 +269,7 @@ def resized(report: Report, place: Place) -> None:
         for world in (2, 1, 3):
             ranges = [range(RANKS * i // world, RANKS * (i + 1) // world) for i in range(world)]
             direct = direct_source(place, plan.order)
-            sources = [RoutedSource(name, plan.order, routing, direct, lambda text: None) for _ in ranges]
+            sources = [RoutedSource(name, plan.order, direct, lambda text: None) for _ in ranges]
             engines = [DataEngine(plan, source) for source in sources]
             for step in range(first, first + 20):
                 for engine, ranks in zip(engines, ranges, strict=True):

@@ -12,7 +12,7 @@ import ray
 
 from elastic_trainer.data.batch_plan import BatchPlan
 from elastic_trainer.data.direct import DirectSource
-from elastic_trainer.data.engine import DataEngine
+from elastic_trainer.data.engine import DataEngine, SpanName
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.data.routed import RoutedSource
@@ -58,14 +58,14 @@ class Routed:
         self.name, self.notes = name, list[str]()
         self.order = SampleOrder(ROWS, reader.index.row_group, 24, RANKS, window, 7)
         self.plan = BatchPlan(self.order, 2)
-        self.routing = Routing(1, ahead_bytes, reader.index.row_bytes)
         self.direct = DirectSource(reader, self.order, task.preprocess)
+        routing = Routing(1, ahead_bytes, reader.index.row_bytes)
         loaded = ray.cloudpickle.dumps(lambda: task)
         root = str(Path(__file__).parents[2])
-        start_router(RouterSpec(name, self.order, folder, {}, loaded, (root,), self.routing))
+        start_router(RouterSpec(name, self.order, folder, {}, loaded, (root,), routing))
 
     def engine(self) -> DataEngine:
-        source = RoutedSource(self.name, self.order, self.routing, self.direct, self.notes.append)
+        source = RoutedSource(self.name, self.order, self.direct, self.notes.append)
         return DataEngine(self.plan, source, self.notes.append)
 
     def serve(
@@ -78,6 +78,26 @@ class Routed:
         finally:
             for engine in engines:
                 engine.close()
+
+    def serve_until_routed(self, first: int, ranges: Sequence[range], share: float) -> None:
+        """Serve 60 steps again and again until so much of them came from the router, in rows that are right.
+
+        How soon that is depends on what else the machine does; the bound is 20 times what an idle one takes.
+        """
+        spans = -(-60 // self.order.window) * RANKS
+        load = self.direct.load
+        made: list[SpanName] = []
+        for start in range(first, first + 1200, 60):
+            made.clear()
+            self.direct.load = lambda name: made.append(name) or load(name)  # type: ignore[method-assign,func-returns-value]
+            try:
+                found = self.serve(range(start, start + 60), ranges)
+            finally:
+                self.direct.load = load  # type: ignore[method-assign]
+            assert found == self.expected(range(start, start + 60))
+            if len(made) <= (1 - share) * spans:
+                return
+        raise AssertionError(f"{len(made)} of {spans} spans were made by the workers to the last")
 
     def expected(self, steps: range) -> Served:
         engine = DataEngine(self.plan, self.direct)

@@ -14,10 +14,10 @@ import ray
 from elastic_trainer.cluster.local import LocalCluster
 from elastic_trainer.data.order import SampleOrder
 from elastic_trainer.data.router import router_name
-from elastic_trainer.data.routing import Routing
+from elastic_trainer.data.routing import Routing, smaller_group
 from elastic_trainer.vocabulary import NAMESPACE
 from tests.conftest import make_dataset
-from tests.data.routed import RANKS, ROWS, Chancy, Idle, Raising, Routed, Shifting, Sized
+from tests.data.routed import ROWS, Chancy, Idle, Raising, Routed, Shifting, Sized
 from tests.rotation import rotating
 
 
@@ -62,23 +62,9 @@ def test_both_engines_serve_the_same_bytes_while_the_world_changes(task: Any, ro
         assert each.serve(steps, ranges) == each.expected(steps), (steps, len(ranges))
 
 
-def test_ray_data_really_serves(routed: Callable[..., Routed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_data_really_serves(routed: Callable[..., Routed]) -> None:
     """What the worker does not make itself comes from the router, in time when the machine has time for it."""
-    each = routed(Shifting(), window=12)
-    each.serve(range(100), [range(12)])  # Ray Data has begun by then
-    made: list[Any] = []
-    load = each.direct.load
-    monkeypatch.setattr(each.direct, "load", lambda name: made.append(name) or load(name))
-
-    spans = 60 // each.order.window * RANKS
-    for first in range(100, 1300, 60):
-        made.clear()
-        steps = range(first, first + 60)
-        found, late = each.serve(steps, [range(12)]), len(made)
-        assert found == each.expected(steps)
-        if late < spans / 2:
-            return
-    raise AssertionError(f"{late} of {spans} spans were made by the worker to the last")
+    routed(Shifting(), window=12).serve_until_routed(100, [range(12)], share=0.5)
 
 
 def test_a_router_that_is_killed_comes_back(routed: Callable[..., Routed]) -> None:
@@ -122,5 +108,9 @@ def test_a_group_fits_into_windows_whatever_the_sizes() -> None:
     for ranks in (1, 2, 6, 12, 64):
         for row_bytes in (1.0, 1e3, 1e5, 1e7):
             order = SampleOrder(10_000, 100, 24 * ranks, ranks, 5, 0)
-            group = Routing(1, 1 << 20, row_bytes).group_of(order)
+            group = Routing(1, 1 << 20, row_bytes).group_of(order, 1 << 20)
             assert ranks % group == 0
+            for size in (1, 1 << 17, 1 << 20, 1 << 30):
+                smaller = smaller_group(group, size, 1 << 20)
+                assert group % smaller == 0
+                assert size * smaller / group <= 2 * (1 << 17) or smaller == 1
