@@ -157,6 +157,8 @@ class Chronicle:
         self._journal.add("metrics", line.step, line.token, {"token": str(line.token), **metrics})
         if self._last is None or line.token != self._last.token:
             self._first_step_of(line)
+        if (present := self._generation_of(line.token)) is not None:
+            present.last_step_at = line.done_at
         self.account.productive_s += line.step_s
         self._recent.append(line)
         self._last = line
@@ -169,10 +171,14 @@ class Chronicle:
             self.account.recovery_s.append(seconds)
             self.tell(f"recovered: step {line.step} done {seconds:.3f} s after the last one before the fault")
         self._is_faulted = False
-        present = self.account.generations[-1] if self.account.generations else None
-        if present is not None and (present.term, present.generation) == line.token:
+        if (present := self._generation_of(line.token)) is not None:
             present.phases_s = self._rebuild.phases(line.done_at)
             self._rebuild = Rebuild()
+
+    def _generation_of(self, token: Token) -> Generation | None:
+        """The newest generation, when it has this token."""
+        newest = self.account.generations[-1] if self.account.generations else None
+        return newest if newest is not None and (newest.term, newest.generation) == token else None
 
     def _record_evaluation(self, line: EvaluationLine) -> None:
         if line.steps in self._evaluations:
@@ -190,12 +196,13 @@ class Chronicle:
         if self._forming is None or event.token != self._forming.token:
             return
         order, self._forming = self._forming, None
+        newest = order.sources[0].steps if order.sources else 0
         made = Generation(
             event.token.generation,
             event.token.term,
             len(order.ranks),
             event.steps,
-            order.reason,
+            order.reason if event.steps >= newest else f"{order.reason}, which could not be restored",
             self._ordered_at,
             [str(worker) for worker in order.ranks],
         )

@@ -13,8 +13,8 @@ PHASES = ("detect", "free", "plan", "form", "state", "first step")
 class Generation:
     """A generation that was formed.
 
-    `began_at` is in seconds since the epoch. `phases_s` says what its forming cost in seconds, by phase, and is empty
-    until its first step is done.
+    `began_at` and `last_step_at` are in seconds since the epoch; the latter is 0 before the first step. `phases_s` says
+    what its forming cost in seconds, by phase, and is empty until its first step is done.
     """
 
     generation: int
@@ -25,6 +25,7 @@ class Generation:
     began_at: float = 0.0
     workers: list[str] = field(default_factory=list)
     phases_s: dict[str, float] = field(default_factory=dict)
+    last_step_at: float = 0.0
 
 
 @dataclass

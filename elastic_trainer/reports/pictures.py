@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from elastic_trainer.errors import ConfigError
+from elastic_trainer.observability.account import Generation
 from elastic_trainer.reports.record import RunRecord
 from elastic_trainer.reports.story import spans_of_workers
 from elastic_trainer.storage.object_store import ObjectStore
+from elastic_trainer.vocabulary import counted
 
 LOSS, TIMELINE = "report/loss.png", "report/timeline.png"
-LABELLED = 12  # more generations than that are marked without their numbers
+APART = 0.025  # of a picture's width lie between two labels at least
 SMOOTHED = 0.03  # of all steps go into one point of the thick line
 
 
@@ -64,18 +68,16 @@ def _loss(record: RunRecord) -> bytes:
     generations = record.account.generations
     for generation in generations[1:]:
         axes.axvline(generation.resume_step, color="#999999", linewidth=0.8, linestyle=":")
-    if len(generations) <= LABELLED:
-        for generation in generations:
-            text = f" {generation.world_size} worker{'s' if generation.world_size != 1 else ''}"
-            axes.annotate(
-                text,
-                (generation.resume_step, 0.0),
-                xycoords=("data", "axes fraction"),
-                annotation_clip=True,
-                fontsize=8,
-                rotation=90,
-                va="bottom",
-            )
+    for generation in _apart(generations, lambda each: each.resume_step, APART * max(steps, default=0)):
+        axes.annotate(
+            f" {counted(generation.world_size, 'worker')}",
+            (generation.resume_step, 0.0),
+            xycoords=("data", "axes fraction"),
+            annotation_clip=True,
+            fontsize=8,
+            rotation=90,
+            va="bottom",
+        )
     if losses and min(losses) > 0 and max(losses) / min(losses) > 30:
         axes.set_yscale("log")
     axes.set(xlabel="done steps", ylabel="loss", title=f"{record.name}: loss, and where the group changed")
@@ -83,12 +85,25 @@ def _loss(record: RunRecord) -> bytes:
     return _png(figure)
 
 
+def _apart(
+    generations: Sequence[Generation], place: Callable[[Generation], float], distance: float
+) -> list[Generation]:
+    """Those that can be labelled without one label over another."""
+    chosen: list[Generation] = []
+    for generation in generations:
+        if not chosen or place(generation) - place(chosen[-1]) >= distance:
+            chosen.append(generation)
+    return chosen
+
+
 def _smoothed(values: list[float]) -> list[float]:
-    width = max(1, int(len(values) * SMOOTHED))
-    found, total = [], 0.0
-    for place, value in enumerate(values):
-        total += value - (values[place - width] if place >= width else 0.0)
-        found.append(total / min(place + 1, width))
+    """The mean of each value and of as many on both sides, fewer near the ends."""
+    half = int(len(values) * SMOOTHED / 2)
+    sums = list(accumulate(values, initial=0.0))
+    found = []
+    for place in range(len(values)):
+        low, high = max(0, place - half), min(len(values), place + half + 1)
+        found.append((sums[high] - sums[low]) / (high - low))
     return found
 
 
@@ -104,16 +119,15 @@ def _timeline(record: RunRecord) -> bytes:
             axes.barh(row, end - begin, left=begin - start, height=0.7, color=colours[number % 2])
     for generation in generations:
         axes.axvline(generation.began_at - start, color="#555555", linewidth=0.6, linestyle=":")
-    if len(generations) <= LABELLED:
-        for generation in generations:
-            axes.annotate(
-                f" {generation.generation}",
-                (generation.began_at - start, 1.0),
-                xycoords=("data", "axes fraction"),
-                annotation_clip=True,
-                fontsize=8,
-                va="bottom",
-            )
+    for generation in _apart(generations, lambda each: each.began_at, APART * (account.at - start)):
+        axes.annotate(
+            f" {generation.generation}",
+            (generation.began_at - start, 1.0),
+            xycoords=("data", "axes fraction"),
+            annotation_clip=True,
+            fontsize=8,
+            va="bottom",
+        )
     axes.set_yticks(range(len(workers)), workers)
     axes.invert_yaxis()
     axes.set(xlabel="seconds since the run began", title=f"{record.name}: who trained in which generation\n")

@@ -67,10 +67,11 @@ def _duration(seconds: float) -> str:
 
 
 def spans_of_workers(generations: Sequence[Generation], end: float) -> dict[str, list[tuple[float, float, int]]]:
-    """When each worker was a member: for each, (from, to, generation) in seconds since the epoch."""
+    """When each worker trained: for each, (from, to, generation) in seconds since the epoch, until its last step."""
     spans: dict[str, list[tuple[float, float, int]]] = {}
     for number, generation in enumerate(generations):
         until = generations[number + 1].began_at if number + 1 < len(generations) else end
+        until = min(until, max(generation.began_at, generation.last_step_at))
         for worker in generation.workers:
             spans.setdefault(worker, []).append((generation.began_at, until, generation.generation))
     return spans

@@ -15,7 +15,7 @@ from elastic_trainer.reports.pictures import draw
 from elastic_trainer.storage.object_store import ObjectStore
 from tests.reports.test_story import GENERATIONS, record
 
-MANY = [Generation(n, 1, 1, n, "again", 100.0 + n, [f"w0.{n}"], {}) for n in range(1, 40)]
+MANY = [Generation(n, 1, 1, n, "again", 100.0 + n, [f"w0.{n}"], {}, 100.9 + n) for n in range(1, 40)]
 
 
 @pytest.mark.parametrize("generations", [GENERATIONS, GENERATIONS[:1], MANY], ids=["three", "one", "many"])

@@ -7,9 +7,11 @@ from elastic_trainer.reports.story import spans_of_workers, story_of
 
 PHASES = {"detect": 0.011, "free": 0.02, "plan": 0.05, "form": 0.03, "state": 0.01, "first step": 1.5}
 GENERATIONS = [
-    Generation(1, 1, 2, 0, "first start", 100.0, ["w0.0", "w1.0"], {"form": 0.1, "state": 0.2, "first step": 0.3}),
-    Generation(2, 1, 1, 40, "w1.0 lost while training: its process died", 130.0, ["w0.0"], PHASES),
-    Generation(3, 1, 2, 55, "w1.1 joins", 140.0, ["w0.0", "w1.1"], {}),
+    Generation(
+        1, 1, 2, 0, "first start", 100.0, ["w0.0", "w1.0"], {"form": 0.1, "state": 0.2, "first step": 0.3}, 129.0
+    ),
+    Generation(2, 1, 1, 40, "w1.0 lost while training: its process died", 130.0, ["w0.0"], PHASES, 139.5),
+    Generation(3, 1, 2, 55, "w1.1 joins", 140.0, ["w0.0", "w1.1"], {}, 148.0),
 ]
 
 
@@ -35,8 +37,8 @@ def test_each_generation_is_told_with_its_reason_and_its_cost() -> None:
 
 def test_a_worker_is_a_member_until_the_next_generation_without_it() -> None:
     assert spans_of_workers(GENERATIONS, 150.0) == {
-        "w0.0": [(100.0, 130.0, 1), (130.0, 140.0, 2), (140.0, 150.0, 3)],
-        "w1.0": [(100.0, 130.0, 1)],
-        "w1.1": [(140.0, 150.0, 3)],
+        "w0.0": [(100.0, 129.0, 1), (130.0, 139.5, 2), (140.0, 148.0, 3)],
+        "w1.0": [(100.0, 129.0, 1)],
+        "w1.1": [(140.0, 148.0, 3)],
     }
     assert spans_of_workers([], 150.0) == {}
