@@ -157,7 +157,7 @@ def fails(fit: Fit, task: Any, **fields: Any) -> str:
     return str(caught.value)
 
 
-@turn(0, 3)
+@turn(2, 3)
 def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) -> None:
     message = fails(fit, RaisingTask("build"))
 
@@ -220,7 +220,7 @@ def test_a_batch_norm_that_meets_a_single_row_says_what_to_change(fit: Fit) -> N
     assert "A batch-norm met a micro-batch of a single row" in message
 
 
-@turn(0, 3)
+@turn(1, 3)
 def test_a_damaged_data_file_is_named(fit: Fit, dataset: str, tmp_path: Path) -> None:
     import shutil
 

@@ -23,7 +23,7 @@ def losses(run: CommandRun) -> dict[str, Any]:
     return summary
 
 
-@turn(0, 3)
+@turn(2, 3)
 def test_a_killed_router_changes_nothing(start: Start) -> None:
     run = start(**FIELDS)
     run.await_line("data: preprocessed by Ray Data on 1 CPU")

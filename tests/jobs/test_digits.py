@@ -13,7 +13,7 @@ import pytest
 from jobs.digits.data import prepare_digits
 from jobs.digits.plain import train_plainly
 from tests.rayrun import CommandRun
-from tests.rotation import rotating
+from tests.rotation import rotating, turn
 
 Start = Callable[..., CommandRun]
 
@@ -55,6 +55,7 @@ def test_the_demonstration_holds_what_it_shows(digits: Path, tmp_path: Path, sta
     assert summary["evaluation"]["accuracy"] >= 0.95
 
 
+@turn(0, 2)
 def test_the_job_reaches_the_accuracy_of_a_plain_loop(digits: Path, tmp_path: Path, start: Start) -> None:
     run = start(
         *("-m", "elastic_trainer", "run", "jobs/digits/job.yaml", "--set", f"storage={tmp_path}"),
