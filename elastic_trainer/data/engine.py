@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -42,12 +42,13 @@ class Span:
     rows: list[Row] | None
     problem: str = ""
 
-    def take(self, places: NDArray[np.int64]) -> list[Row] | Columns:
+    def take(self, places: NDArray[np.int64] | slice) -> list[Row] | Columns:
         """Rows as they were preprocessed, or columns when nothing was."""
         if self.gathered is not None:
             return self.gathered.take(places)
         assert self.rows is not None
-        return [Named(self.rows[place]) for place in places]  # collate may change a row, and a step may come again
+        chosen = self.rows[places] if isinstance(places, slice) else [self.rows[place] for place in places]
+        return [Named(row) for row in chosen]  # collate may change a row, and a step may come again
 
 
 class SpanSource(Protocol):
@@ -85,16 +86,20 @@ class DataEngine:
         self._pool = ThreadPoolExecutor(source.threads, thread_name_prefix="prefetch")
         self._spans: dict[SpanName, Future[Span]] = {}
         self._lock = threading.Lock()
-        self.wait_s = 0.0  # how long `micro_batches` has waited for data since the engine was made
+        self._at = (0, 0, 0)  # epoch, window in it and step in that
+        self.wait_s = 0.0  # how long `data_of` has waited since the engine was made
 
-    def micro_batches(
-        self, step: int, logical_ranks: range, check: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[MicroBatchPlan, list[Row] | Columns]]:
-        """The planned micro-batches of these logical ranks at `step`, each with its rows or columns.
+    def begin(self, step: int, logical_ranks: range) -> list[MicroBatchPlan]:
+        """The micro-batches of these logical ranks at `step`, counted over the whole run; their data is on its way."""
+        self._at = self._plan.order.window_of(step)
+        self._prefetch(logical_ranks)
+        return list(self._plan.of_rank(step, logical_ranks))
+
+    def data_of(self, planned: MicroBatchPlan, check: Callable[[], None] = lambda: None) -> list[Row] | Columns:
+        """The rows or columns of a micro-batch of the step that was begun last.
 
         Args:
-            step: Counted over the whole run.
-            logical_ranks: Whose samples.
+            planned: The micro-batch.
             check: Called again and again while waiting for data; what it raises ends the wait.
 
         Raises:
@@ -102,13 +107,12 @@ class DataEngine:
             StorageError: The store of the data cannot be reached.
             Exception: Whatever the task's `preprocess` raised.
         """
-        self._prefetch(step, logical_ranks)
-        for planned in self._plan.of_rank(step, logical_ranks):
-            epoch, window, j = self._plan.order.window_of(step)
-            span = self._wait(SpanName(epoch, window, planned.logical_rank), check)
-            low = j * self._plan.order.per_rank + planned.index * self._plan.micro_batch
-            places = low + np.arange(planned.rows, dtype=np.int64)
-            yield planned, span.take(np.resize(places, len(planned.ids)))
+        epoch, window, j = self._at
+        span = self._wait(SpanName(epoch, window, planned.logical_rank), check)
+        low = j * self._plan.order.per_rank + planned.index * self._plan.micro_batch
+        if planned.rows == len(planned.ids):
+            return span.take(slice(low, low + planned.rows))
+        return span.take(np.resize(np.arange(low, low + planned.rows), len(planned.ids)))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -131,8 +135,8 @@ class DataEngine:
             self._note(span.problem)
         return span
 
-    def _prefetch(self, step: int, logical_ranks: range) -> None:
-        epoch, window, _ = self._plan.order.window_of(step)
+    def _prefetch(self, logical_ranks: range) -> None:
+        epoch, window, _ = self._at
         self._source.follow(epoch, window, logical_ranks)
         wanted = [SpanName(epoch, window, logical_rank) for logical_rank in logical_ranks]
         after = (epoch, window + 1) if window + 1 < self._plan.order.windows_per_epoch else (epoch + 1, 0)

@@ -7,12 +7,14 @@ import random
 import numpy as np
 import torch
 
-MASK = (1 << 64) - 1
+from elastic_trainer.data.order import key
+
+_DRAWS = 8  # separates these streams from other keys
 
 
 def seed_everything(*parts: int) -> None:
     """Seed torch, numpy and `random` by whole numbers such as (seed, step, logical rank, micro-batch)."""
-    value = int(np.random.SeedSequence([part & MASK for part in parts]).generate_state(1, np.uint64)[0])
+    value = key(_DRAWS, *parts)
     # torch.manual_seed would format a stack trace for each kind of device that is absent: 15 % of a small step
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():

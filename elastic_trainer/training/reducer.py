@@ -6,8 +6,8 @@ uneven numbers of micro-batches are exact, since sums are reduced; and a rank wi
 
 Each bucket is one flat tensor whose tail holds, for each parameter, whether it got a gradient: a parameter that is
 unused on every rank keeps `grad = None`, since optimizers treat zero and None differently. A step begins without
-gradients; a parameter's first one is copied into its place in the bucket, which is cheaper than to add it to zeros, and
-later ones are added there.
+gradients; they are copied into the buckets before its last backward, which adds to them there and tells by hooks when a
+bucket is full. The backwards before it run without hooks, each of which would cost a call into Python.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from elastic_trainer.errors import TaskError
 from elastic_trainer.training.process_group import Pending, ProcessGroupBackend
 
 MB = 1 << 20
 BUCKET_BYTES = 25 * MB  # as torch's DDP
+REPLACED = (
+    "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set .grad after the first "
+    "backward of a step: it began without gradients."
+)
 FIRST_BUCKET_BYTES = MB  # a small first bucket starts the overlap early, as in torch's DDP
 
 
@@ -61,18 +66,22 @@ class _Bucket:
             p.grad = None
 
     def take(self, index: int) -> None:
-        """A gradient of this parameter has been accumulated."""
-        if self.used[index]:
+        """Let what this parameter has got of gradients lie in the bucket."""
+        p, view = self.parameters[index], self.views[index]
+        if p.grad is None or p.grad is view:
             return
         self.used[index] = True
-        p, view = self.parameters[index], self.views[index]
-        assert p.grad is not None
         gradient = p.grad.detach()
         if gradient.layout is torch.strided:
             view.copy_(gradient)
         else:
             view.zero_().add_(gradient)
         p.grad = view
+
+    def take_all(self) -> None:
+        """The same for every parameter."""
+        for index in range(len(self.parameters)):
+            self.take(index)
 
     def fill(self) -> None:
         """Parameters without a gradient here take part with zeros: other ranks may have one."""
@@ -82,33 +91,33 @@ class _Bucket:
                 p.grad = view
         self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype))
 
-    def is_intact(self) -> bool:
-        """Whether nobody but the reducer has set the parameters' gradients."""
-        return all(
-            p.grad is (view if is_used else None)
-            for p, view, is_used in zip(self.parameters, self.views, self.used, strict=True)
-        )
+    def check_arrived(self) -> None:
+        """Nobody may have touched the gradients while they were on their way."""
+        if self.flat._version != self.version:
+            raise TaskError(
+                "a gradient arrived after its bucket was sent: backward ran twice on the step's last micro-batch. "
+                "Pass run.steps(overlap=False)."
+            )
+        if any(p.grad is not view for p, view in zip(self.parameters, self.views, strict=True)):
+            raise TaskError(REPLACED)
 
 
 class Reducer:
     """Reduces the gradients of some parameters, one step after the other.
 
-    A step: `zero()`, any number of backwards, `arm()` before the last of them if it shall overlap, `launch()`,
-    `wait()`, `scale_and_clip()`; then the optimizer may step.
+    A step: `zero()`, any number of backwards, each between `check_kept()` and `keep()`, `arm()` before the last of them
+    if it shall overlap, `launch()`, `wait()`, `scale_and_clip()`; then the optimizer may step.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], backend: ProcessGroupBackend) -> None:
         self._backend = backend
         self._parameters = trained(parameters)
         self._buckets = [_Bucket(group) for group in _grouped(self._parameters)]
-        self._is_armed = False
         self._next = 0
-        # not register_multi_grad_hook: it fires before the last gradient is accumulated
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook(bucket, index))
-            for bucket in self._buckets
-            for index, p in enumerate(bucket.parameters)
+            (p, self._hook(bucket, index)) for bucket in self._buckets for index, p in enumerate(bucket.parameters)
         ]
+        self._registered: list[RemovableHandle] = []
         self.zero()
 
     def fits(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -118,22 +127,40 @@ class Reducer:
 
     def zero(self) -> None:
         """Begin a step."""
-        self._is_armed = False
+        self.release()
         self._next = 0
+        self._kept: torch.nn.Parameter | None = None
         for bucket in self._buckets:
             bucket.zero()
 
+    def keep(self) -> None:
+        """After a backward: what it left is to be added to."""
+        if self._kept is None:  # one parameter stands for all: what takes gradients away takes every one
+            self._kept = next((p for p in self._parameters if p.grad is not None), None)
+
+    def check_kept(self) -> None:
+        """Before a backward: the gradients of those before it are still there.
+
+        Raises:
+            TaskError: They were taken away.
+        """
+        if self._kept is not None and self._kept.grad is None:
+            raise TaskError(REPLACED)
+
     def arm(self) -> None:
         """The next backward is the step's last: buckets are launched as it fills them."""
-        self._check_views()
-        self._is_armed = True
         for bucket in self._buckets:
+            bucket.take_all()
             bucket.left = len(bucket.parameters)
+        # not register_multi_grad_hook: it fires before the last gradient is accumulated
+        self._registered = [p.register_post_accumulate_grad_hook(hook) for p, hook in self._hooks]
 
     def launch(self) -> None:
         """Launch the buckets that the last backward has not, in order."""
-        self._check_views()
-        self._is_armed = False
+        self.release()
+        self.check_kept()
+        for bucket in self._buckets[self._next :]:
+            bucket.take_all()
         self._advance(everything=True)
 
     def wait(self) -> None:
@@ -141,17 +168,13 @@ class Reducer:
 
         Raises:
             RuntimeError: A collective failed.
-            TaskError: A gradient came after its bucket was launched.
+            TaskError: A gradient came after its bucket was launched, or was replaced.
         """
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
             bucket.work = None
-            if bucket.flat._version != bucket.version:
-                raise TaskError(
-                    "a gradient arrived after its bucket was sent: backward ran twice on the step's last micro-batch. "
-                    "Pass run.steps(overlap=False)."
-                )
+            bucket.check_arrived()
 
     def abandon(self) -> None:
         """Give the step up after a failed collective."""
@@ -161,9 +184,10 @@ class Reducer:
         self.zero()
 
     def release(self) -> None:
-        """Take the hooks off the parameters; the reducer is not used any more."""
-        for hook in self._hooks:
-            hook.remove()
+        """Take the hooks off the parameters."""
+        for handle in self._registered:
+            handle.remove()
+        self._registered = []
 
     @torch.no_grad()
     def scale_and_clip(self, scale: float, clip_norm: float | None) -> None:
@@ -182,10 +206,9 @@ class Reducer:
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[torch.Tensor], None]:
         def on_accumulated(_: torch.Tensor) -> None:
             bucket.take(index)
-            if self._is_armed:
-                bucket.left -= 1
-                if bucket.left == 0:
-                    self._advance(everything=False)
+            bucket.left -= 1
+            if bucket.left == 0:
+                self._advance(everything=False)
 
         return on_accumulated
 
@@ -198,14 +221,6 @@ class Reducer:
             bucket.fill()
             bucket.work = self._backend.all_reduce(bucket.flat)
             bucket.version = bucket.flat._version
-
-    def _check_views(self) -> None:
-        # what is on its way already was looked at when it was launched
-        if not all(bucket.is_intact() for bucket in self._buckets[self._next :]):
-            raise TaskError(
-                "a parameter's .grad was replaced within a step. Do not call optimizer.zero_grad() or set .grad: each "
-                "step begins without gradients."
-            )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

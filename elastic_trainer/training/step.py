@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from elastic_trainer.control.events import TaskPhase
@@ -44,8 +45,6 @@ class Step:
         self._consumed = 0
         self._weight = 0.0
         self._loss_sum = 0.0
-        self._samples = 0
-        self._digest = 0
         self._rider_tensor: torch.Tensor | None = None
         self._rider_work: Pending | None = None
         self.applies = 0
@@ -58,18 +57,16 @@ class Step:
         """This worker's micro-batches, each with its own random stream and its logical rank's buffers."""
         run = self._run
         settings = run.settings
-        self._planned = list(settings.plan.of_rank(self.number, run.logical_ranks))
-        self._consumed = 0
         run.phase = TaskPhase.DATA
-        for planned, data in run.engine.micro_batches(self.number, run.logical_ranks, run.raise_if_aborted):
+        self._planned = run.engine.begin(self.number, run.logical_ranks)
+        self._consumed = 0
+        for planned in self._planned:
             run.raise_if_aborted()
+            data = run.engine.data_of(planned, run.raise_if_aborted)
             batch = make_batch(planned, data, run.collate, settings.plan.fixed_shapes)
             run.buffers.enter(planned.logical_rank)
             seed_everything(settings.seed, self.number, planned.logical_rank, planned.index)
             self._consumed += 1
-            if self.applies == 0:
-                self._samples += batch.rows
-                self._digest = (self._digest + steps_digest(self.number, batch.sample_ids)) % (1 << 64)
             run.phase = TaskPhase.LOSS
             with autocast(settings.precision):
                 yield batch
@@ -94,13 +91,18 @@ class Step:
             )
         self._weight += float(weight)
         self._loss_sum += float(loss_sum.detach())
+        reducers = self._run.reducers.values()
+        for reducer in reducers:
+            reducer.check_kept()
         is_last = self._consumed == len(self._planned)
-        if self._overlap and is_last and len(self._run.reducers) == 1:
+        if self._overlap and is_last and len(reducers) == 1:
             self._launch_rider()
-            for reducer in self._run.reducers.values():
+            for reducer in reducers:
                 reducer.arm()
         with autocast("fp32"):  # what backward computes has the precision of forward already
             loss_sum.backward()
+        for reducer in reducers:
+            reducer.keep()
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for the gradients of all ranks, scale and clip them, and step `optimizer`.
@@ -147,7 +149,6 @@ class Step:
             self.total = total
         self.applies += 1
         self._weight = self._loss_sum = 0.0
-        self._samples = self._digest = 0
         for reducer in self._run.reducers.values():
             reducer.zero()
         self._run.buffers.begin()
@@ -157,12 +158,14 @@ class Step:
         if self._rider_work is not None:
             return
         run = self._run
+        # a further apply() of the same step, by another optimizer, trains the same samples
+        trained = [each.ids[: each.rows] for each in self._planned] if self.applies == 0 else []
         rider = Rider(
             self._weight,
             self._loss_sum,
             self.number,
-            self._samples,
-            self._digest,
+            sum(map(len, trained)),
+            steps_digest(self.number, np.concatenate(trained)) if trained else 0,
             int(run.mailbox.wants_park(run.token)),
             int(run.mailbox.wants_stop(run.token)),
             run.buffers.unagreed,

@@ -162,8 +162,8 @@ def batches_of(engine: DataEngine, plan: BatchPlan) -> Iterator[Any]:
     """An epoch's micro-batches as tensors."""
     try:
         for step in range(plan.order.steps_per_epoch):
-            for planned, rows in engine.micro_batches(step, range(RANKS)):
-                yield make_batch(planned, rows, None, False)
+            for planned in engine.begin(step, range(RANKS)):
+                yield make_batch(planned, engine.data_of(planned), None, False)
     finally:
         engine.close()
 
@@ -274,7 +274,8 @@ def resized(report: Report, place: Place) -> None:
             for step in range(first, first + 20):
                 for engine, ranks in zip(engines, ranges, strict=True):
                     before = engine.wait_s
-                    list(engine.micro_batches(step, ranks))
+                    for planned in engine.begin(step, ranks):
+                        engine.data_of(planned)
                     if first:
                         waits.append(engine.wait_s - before)
                 time.sleep(STEP_S)

@@ -48,6 +48,7 @@ RANKS = 2
 BLOCK = 20  # steps
 LOGICAL_RANKS = 8
 WARM_BLOCKS = 1
+ROWS = 16_384  # few enough to be made in seconds
 WORST_DIFFERENCE = 1e-3  # relative, of the norm of all parameters: rounding grows over hundreds of steps
 Columns = dict[str, torch.Tensor]
 
@@ -80,14 +81,14 @@ def conv_data(rows: int) -> dict[str, np.ndarray[Any, Any]]:
 CASES = (
     Case(
         "small GPT",
-        4,
+        8,
         SmallGPT,
         lambda model, batch: loss_of(model, batch["tokens"]),
         lambda rows: {"tokens": tokens_of(rows, 0).numpy()},
     ),
     Case(
         "convolutional network",
-        8,
+        32,
         conv_net,
         lambda model, batch: functional.cross_entropy(model(batch["image"]), batch["label"]),
         conv_data,
@@ -248,7 +249,7 @@ def _folder(case: Case, rows: int) -> Iterator[str]:
 def measure(number: int, pairs: int) -> tuple[dict[str, list[float]], float]:
     """Seconds a step of each block, and how far the two sides' parameters are apart."""
     context = mp.get_context("spawn")
-    with _folder(CASES[number], 4096) as folder:
+    with _folder(CASES[number], ROWS) as folder:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         results = context.Queue()
         ranks = [

@@ -120,7 +120,8 @@ def served(
     found: Served = []
     for step in steps:
         for engine, ranks in zip(engines, ranges, strict=True):
-            for planned, rows in engine.micro_batches(step, ranks):
+            for planned in engine.begin(step, ranks):
+                rows = engine.data_of(planned)
                 found.append((step, planned.logical_rank, [bytes_of(row) for row in rows]))
         meanwhile(step)
         time.sleep(step_s)

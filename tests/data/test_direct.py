@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_trainer.data.batch_plan import BatchPlan
+from elastic_trainer.data.batch_plan import BatchPlan, MicroBatchPlan
 from elastic_trainer.data.direct import DirectSource
 from elastic_trainer.data.engine import DataEngine
 from elastic_trainer.data.order import SampleOrder
@@ -20,6 +20,10 @@ def parts(dataset: str) -> tuple[DatasetReader, BatchPlan]:
     return reader, BatchPlan(order, 2)
 
 
+def micro_batches(engine: DataEngine, step: int, ranks: range) -> list[tuple[MicroBatchPlan, Any]]:
+    return [(planned, engine.data_of(planned)) for planned in engine.begin(step, ranks)]
+
+
 def engine_of(parts: tuple[DatasetReader, BatchPlan], preprocess: Any = None) -> DataEngine:
     reader, plan = parts
     return DataEngine(plan, DirectSource(reader, plan.order, preprocess))
@@ -29,7 +33,7 @@ def collected(engine: DataEngine, steps: range, ranges: list[range]) -> list[tup
     found = []
     for step in steps:
         for each in ranges:
-            for planned, data in engine.micro_batches(step, each):
+            for planned, data in micro_batches(engine, step, each):
                 values = data["y"].tolist() if isinstance(data, dict) else [row["y"] for row in data]
                 found.append((step, planned.logical_rank, values))
     engine.close()
@@ -51,7 +55,7 @@ def test_rows_are_those_of_the_planned_ids(parts: tuple[DatasetReader, BatchPlan
     engine = engine_of(parts)
 
     for step in (0, 21, 22):
-        for planned, data in engine.micro_batches(step, range(12)):
+        for planned, data in micro_batches(engine, step, range(12)):
             assert isinstance(data, dict)
             assert (data["number"] == reader.rows(planned.ids)["number"]).all()
     engine.close()
@@ -86,21 +90,21 @@ def test_an_exception_in_preprocess_reaches_the_step_and_may_be_tried_again(
 
     engine = engine_of(parts, preprocess)
     with pytest.raises(ValueError, match="bad row"):
-        list(engine.micro_batches(0, range(2)))
+        micro_batches(engine, 0, range(2))
     is_broken.clear()
-    assert len(list(engine.micro_batches(0, range(2)))) == 2
+    assert len(micro_batches(engine, 0, range(2))) == 2
     engine.close()
 
 
 def test_a_span_is_read_ahead(parts: tuple[DatasetReader, BatchPlan]) -> None:
     _reader, _plan = parts
     engine = engine_of(parts)
-    list(engine.micro_batches(0, range(12)))
+    micro_batches(engine, 0, range(12))
     for future in engine._spans.values():
         future.result(10)
     before = engine.wait_s
 
-    list(engine.micro_batches(3, range(12)))  # the next window
+    micro_batches(engine, 3, range(12))  # the next window
 
     assert engine.wait_s == before
     engine.close()

@@ -141,8 +141,10 @@ def misused(rank: int, world: int, how: str) -> str:
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
             optimizer.zero_grad()  # a habit from other loops, which changes nothing at a step's beginning
             (net(inputs(2), True) ** 2).sum().backward()
+            reducer.keep()
             if how == "lost gradients":
                 optimizer.zero_grad()
+                reducer.check_kept()
                 (net(inputs(2), True) ** 2).sum().backward()
         reducer.launch()
         reducer.wait()
