@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_trainer.data.direct import DirectSource
@@ -210,21 +210,25 @@ class Router:
             if not cpus.wait(CPUS_S):
                 _print(f"no {spec.routing.cpus} CPUs are free for Ray Data (data.cpus)")
                 return
-            with quiet_context() as context:
-                limits = context.execution_options.resource_limits
-                context.execution_options.resource_limits = limits.copy(
-                    cpu=float(spec.routing.cpus), object_store_memory=float(self._ahead_bytes)
-                )
-                starts = list(range(first, first + EXECUTION_GROUPS * group, group))
-                made = ray.data.from_items(starts, override_num_blocks=len(starts)).map_batches(
-                    _Maker(spec, group), batch_size=None, scheduling_strategy=PlacementGroupSchedulingStrategy(cpus)
-                )
-                entries = (entry for bundle in made.iter_internal_ref_bundles() for entry in bundle.blocks)
-                for start, entry in zip(starts, entries, strict=False):
-                    if not self._deliver(_Block(start, group, entry.ref, entry.metadata.size_bytes or 0)):
-                        return
+            self._walk(cpus, first, group)
         finally:
             remove_placement_group(cpus)
+
+    def _walk(self, cpus: PlacementGroup, first: int, group: int) -> None:
+        """Returns when the execution is through, or is to begin anew; it ends when its iterator is let go of."""
+        with quiet_context() as context:
+            limits = context.execution_options.resource_limits
+            context.execution_options.resource_limits = limits.copy(
+                cpu=float(self._spec.routing.cpus), object_store_memory=float(self._ahead_bytes)
+            )
+            starts = list(range(first, first + EXECUTION_GROUPS * group, group))
+            made = ray.data.from_items(starts, override_num_blocks=len(starts)).map_batches(
+                _Maker(self._spec, group), batch_size=None, scheduling_strategy=PlacementGroupSchedulingStrategy(cpus)
+            )
+            entries = (entry for bundle in made.iter_internal_ref_bundles() for entry in bundle.blocks)
+            for start, entry in zip(starts, entries, strict=False):
+                if not self._deliver(_Block(start, group, entry.ref, entry.metadata.size_bytes or 0)):
+                    return
 
     def _deliver(self, block: _Block) -> bool:
         """Hold a block once there is room; False when the execution is to begin anew."""
