@@ -180,6 +180,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     config = JobConfig.from_yaml(options.job, options.overrides)
+    print(f"run {config.name}: loading PyTorch and Ray", flush=True)
     from elastic_trainer.trainer import ElasticTrainer  # torch and Ray take seconds, and a wrong file is told at once
 
     return _report(ElasticTrainer(None, config, address=options.address, allow_change=options.allow_change).fit())

@@ -67,8 +67,8 @@ def test_checkpoints_are_listed_shown_and_verified(storage: str, capsys: pytest.
 def test_the_story_and_what_workers_printed(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(capsys, "logs", "job", "--storage", storage)
     assert status == 0
-    assert "FormGeneration: first start" in out
-    assert "FormGeneration: resumes after step 30" in out
+    assert "form generation: first start" in out
+    assert "form generation: resumes after step 30" in out
 
     status, out = run(capsys, "logs", "job", "--worker", "w0", "--storage", storage)
     assert (status, "stdout of process" in out) == (0, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +131,17 @@ def _story(options: argparse.Namespace) -> int:
             fresh = [name for name in store.names("events") if name not in shown]
             for line in read_stream(fresh, store.read):
                 if line["reason"]:
-                    print(f"{when(line['at'])}  {line['event']}: {line['reason']}", flush=True)
+                    print(f"{when(line['at'])}  {_in_words(line['event'])}: {line['reason']}", flush=True)
             shown |= set(fresh)
             if not options.follow or fold(RunLog(store).read()).ended:
                 return 0
             time.sleep(FOLLOW_S)
     return 0
+
+
+def _in_words(event: str) -> str:
+    """FormGeneration: form generation."""
+    return re.sub(r"\B([A-Z])", r" \1", event).lower()
 
 
 def _print_living(options: argparse.Namespace, worker: Worker) -> bool:

@@ -23,8 +23,9 @@ def story_of(record: RunRecord) -> list[str]:
     """The run in a few lines, then each generation with its reason and its cost by phase."""
     account, history = record.account, record.history
     ended = f"{history.ended}: {history.reason}" if history.ended else "has not ended"
+    origin = (history.config or {}).get("start_from")
     lines = [
-        f"run {record.name}: {ended}",
+        f"run {record.name}: {ended}" + (f"; it began with what {origin} had saved" if origin else ""),
         f"{counted(max(record.losses, default=0), 'step')}, {counted(len(account.generations), 'generation')} over "
         f"{counted(history.term, 'term')}, {_duration(account.active_s)} in all, "
         f"{100 * account.productive_s / max(account.active_s, 1e-9):.0f} % of it in steps",

@@ -59,6 +59,8 @@ def _tensor(name: str, values: NDArray[np.generic]) -> Any:
 
 
 def _stack(name: str, values: list[Any]) -> Any:
+    if isinstance(values[0], str | bytes):
+        return list(values)
     try:
         if isinstance(values[0], torch.Tensor):
             return torch.stack(values)

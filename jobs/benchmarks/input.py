@@ -344,7 +344,7 @@ def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     repeats = 2 if options.quick else 5
-    sizes = {"tokens": 60_000, "images": 12_000} if options.quick else {"tokens": 100_000, "images": 40_000}
+    sizes = {"tokens": 120_000, "images": 8_000} if options.quick else {"tokens": 200_000, "images": 40_000}
     everywhere: dict[str, Callable[[Place], Pass]] = {
         "ours, direct": ours_direct,
         "ours, Ray Data": ours_ray,

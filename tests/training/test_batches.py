@@ -23,11 +23,12 @@ def test_columns_become_tensors_and_text_a_list() -> None:
 
 
 def test_rows_are_stacked() -> None:
-    rows: list[dict[str, Any]] = [{"x": torch.ones(2) * i, "y": i} for i in range(3)]
+    rows: list[dict[str, Any]] = [{"x": torch.ones(2) * i, "y": i, "t": f"row {i}"} for i in range(3)]
     batch = make_batch(PLANNED, rows, None, True)
 
     assert batch["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert batch["y"].tolist() == [0, 1, 2]
+    assert batch["t"] == ["row 0", "row 1", "row 2"]
     assert batch["row_weight"].tolist() == [1, 1, 0]
 
 

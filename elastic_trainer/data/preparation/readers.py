@@ -234,7 +234,10 @@ def _text_blocks(part: Part, opened: Open, damage: Damage, options: ReadOptions)
     documents = []
     for file in part.files:
         with opened(file) as raw:
-            documents.append(encode(raw.read()))
+            if content := raw.read():
+                documents.append(encode(content))
+    if not documents:
+        return
     blocks = blocks_of(np.concatenate(documents), options.block)
     for low in range(0, len(blocks), BATCH_ROWS):
         taken = blocks[low : low + BATCH_ROWS]

@@ -216,6 +216,15 @@ def test_a_missing_value_that_a_transform_lets_through_is_damage(tmp_path: Path)
     assert (index.rows, index.about["left_out"]) == (2, 1)
 
 
+def test_an_empty_document_makes_no_block(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match="has no rows"):
+        prepare(tmp_path / "a.txt", tmp_path / "empty", block=4)
+
+    (tmp_path / "b.txt").write_text("abcdefg")
+    assert prepare(tmp_path / "*.txt", tmp_path / "set", block=4).rows == len(blocks_of(encode(b"abcdefg"), 4))
+
+
 def test_few_documents_still_make_every_split() -> None:
     for seed in range(40):
         names = [f"{seed}-{number}.txt" for number in range(3)]
