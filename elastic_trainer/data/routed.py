@@ -18,6 +18,7 @@ from elastic_trainer.data.router import router_name
 from elastic_trainer.vocabulary import NAMESPACE
 
 LATE_S = 0.25  # training waits so long for Ray Data before a worker makes the span itself
+ANSWER_S = 0.05  # for the answer of a router that was late so far: what it holds comes in some 10 ms
 TELL_S = 10.0  # Ray Data must be late, or in time again, for so long before it is worth a word
 FETCH_S = 10.0  # for the bytes of a group to come from another node
 
@@ -49,8 +50,6 @@ class RoutedSource:
         self._blocks: dict[int, tuple[int, Any]] = {}  # by first span: how many, and what they are
         self._hurried: dict[int, float] = {}  # windows that training waits for, and since when
         self._followed: tuple[int, range] = (-1, range(0))  # the window that is trained, and by which logical ranks
-        self._came_at = time.monotonic()  # to that window
-        self._window_s = LATE_S  # how long training one takes
         self._is_closed = False
         self._punctuality = _Punctuality(note)
 
@@ -66,13 +65,10 @@ class RoutedSource:
 
     def follow(self, epoch: int, window: int, logical_ranks: range) -> None:
         """Tell the router how far training is, once a window."""
-        at, before = epoch * self._order.windows_per_epoch + window, self._followed
-        if (at, logical_ranks) == before:
+        at = epoch * self._order.windows_per_epoch + window
+        if (at, logical_ranks) == self._followed:
             return
-        now = time.monotonic()
-        if at == before[0] + 1:
-            self._window_s = now - self._came_at
-        self._came_at, self._followed = now, (at, logical_ranks)
+        self._followed = (at, logical_ranks)
         self._hurried = {each: since for each, since in self._hurried.items() if each >= at}
         with self._lock:
             low = at * self._order.logical_ranks
@@ -130,8 +126,8 @@ class RoutedSource:
         now = time.monotonic()
         if self._is_closed:
             return True
-        if self._punctuality.is_late and now - asked_at > self._window_s / 2:
-            return True  # whoever was late is not waited for until training stands still
+        if self._punctuality.is_late and now - asked_at > ANSWER_S:
+            return True
         hurried_at = self._hurried.get(self._window(name))
         return hurried_at is not None and now - hurried_at > LATE_S
 

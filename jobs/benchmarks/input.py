@@ -61,6 +61,7 @@ from jobs.benchmarks.s3server import S3Server
 
 BATCH, RANKS, TOKENS, SIDE = 256, 4, 512, 32
 STEP_S = 0.05
+BEFORE_RESIZE, AFTER_RESIZE = 120, 20  # steps: Ray Data has begun by the first change
 Pass = tuple[float, list[float], int]  # seconds, waits for batches, sum of all row numbers
 Row = dict[str, Any]
 
@@ -266,12 +267,12 @@ def resized(report: Report, place: Place) -> None:
     waits: list[float] = []
     try:
         first = 0
-        for world in (2, 1, 3):
+        for world, steps in ((2, BEFORE_RESIZE), (1, AFTER_RESIZE), (3, AFTER_RESIZE)):
             ranges = [range(RANKS * i // world, RANKS * (i + 1) // world) for i in range(world)]
             direct = direct_source(place, plan.order)
             sources = [RoutedSource(name, plan.order, direct, lambda text: None) for _ in ranges]
             engines = [DataEngine(plan, source) for source in sources]
-            for step in range(first, first + 20):
+            for step in range(first, first + steps):
                 for engine, ranks in zip(engines, ranges, strict=True):
                     before = engine.wait_s
                     for planned in engine.begin(step, ranks):
@@ -281,7 +282,7 @@ def resized(report: Report, place: Place) -> None:
                 time.sleep(STEP_S)
             for engine in engines:
                 engine.close()
-            first += 20
+            first += steps
     finally:
         ray.kill(ray.get_actor(router_name(name), namespace=NAMESPACE))
     report.table("images: wait for each of the first 20 batches after a resize", {"Ray Data engine": waits})
