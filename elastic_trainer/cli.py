@@ -215,7 +215,8 @@ def describe(summary: dict[str, Any]) -> list[str]:
     if missing is None:
         lines.append(f"samples: the ledger contradicts the data order at steps {summary['bad_steps'][:10]}")
     else:
-        lines.append(f"samples: {trained} trained, {missing} missing, {repeated} repeated")
+        left_out = f", {summary['samples_skipped']} skipped" if summary["samples_skipped"] else ""
+        lines.append(f"samples: {trained} trained, {missing} missing, {repeated} repeated{left_out}")
     return [*lines, str(summary["path"])]
 
 

@@ -92,6 +92,11 @@ class Outcome:
     saved: list[SavedStep] = field(default_factory=list)
     folder: str = ""
 
+    @property
+    def last_members(self) -> list[Any]:
+        """The results of the last generation's members; a newcomer may not have joined any more before the end."""
+        return [self.final[worker_id] for worker_id in self.pids[-1]]
+
 
 class Harness:
     """Runs one job to its end.
@@ -291,7 +296,7 @@ class Harness:
     def _record(self, worker: Worker, line: Line) -> None:
         match line:
             case StepLine():
-                if self._audit.add(LedgerLine(line.step, line.token, line.samples, line.digest)):
+                if self._audit.add(LedgerLine(line.step, line.token, line.samples, line.digest, line.skipped)):
                     self._lines[line.step] = line
                 self.put(e.StepsDone(worker, line.token, line.step + 1))
             case EvaluationLine():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections import deque
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from elastic_trainer.vocabulary import RunStatus, Token, Worker, counted
 SUMMARY = "summary.json"
 ACCOUNTS = "accounts"
 NEWS_KEPT = 1000  # the driver reads several times a second; what it missed stands in the events
+SHOWN = 8  # samples of a step
 SPEED_OVER = 50  # steps over which the shown speed is taken
 
 
@@ -149,12 +151,16 @@ class Chronicle:
         self._rebuild.noticed(time.time(), self._last.done_at if self._last else 0.0)
 
     def _record_step(self, line: StepLine) -> None:
-        ledger = LedgerLine(line.step, line.token, line.samples, line.digest)
+        ledger = LedgerLine(line.step, line.token, line.samples, line.digest, line.skipped)
         if not self._audit.add(ledger):
             return
         self._journal.add("ledger", line.step, line.token, ledger.to_json())
-        metrics = {key: value for key, value in asdict(line).items() if key not in ("digest", "token")}
+        metrics = {key: value for key, value in asdict(line).items() if key not in ("digest", "token", "skipped")}
+        if not math.isfinite(line.loss):
+            metrics["loss"] = None  # JSON has no such numbers
         self._journal.add("metrics", line.step, line.token, {"token": str(line.token), **metrics})
+        if line.skipped:
+            self._skipped(line)
         if self._last is None or line.token != self._last.token:
             self._first_step_of(line)
         if (present := self._generation_of(line.token)) is not None:
@@ -162,7 +168,18 @@ class Chronicle:
         self.account.productive_s += line.step_s
         self._recent.append(line)
         self._last = line
-        self.account.final_loss = line.loss
+        if math.isfinite(line.loss):
+            self.account.final_loss = line.loss
+
+    def _skipped(self, line: StepLine) -> None:
+        """Say which samples a step had that updated nothing."""
+        order = self._settings.plan.order
+        ids = [int(each) for rank in range(order.logical_ranks) for each in order.ids(line.step, rank)]
+        shown = ", ".join(map(str, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
+        reason = f"step {line.step} updates nothing: {line.skipped}; it had samples {shown}"
+        self.tell(reason)
+        event = {"at": time.time(), "event": "StepSkipped", "phase": self._state.phase.value, "reason": reason}
+        self._journal.add("events", self._state.done, line.token, {**event, "step": line.step, "samples": ids})
 
     def _first_step_of(self, line: StepLine) -> None:
         """The first step of a generation; after a fault it ends the recovery, if there was a step to recover from."""

@@ -194,6 +194,8 @@ def audit_ledger(options: argparse.Namespace) -> int:
         f"{found.steps} steps: samples: {facts['samples_trained']} trained, {facts['samples_missing']} missing, "
         f"{facts['samples_repeated']} repeated; {facts['steps_redone']} steps redone"
     )
+    if found.skipped:
+        print(f"{facts['samples_skipped']} samples were skipped, in steps {', '.join(map(str, sorted(found.skipped)))}")
     return 0
 
 

@@ -23,16 +23,19 @@ class LedgerLine:
     token: Token
     samples: int
     digest: int
+    skipped: str = ""  # why the step updated nothing
 
     def to_json(self) -> dict[str, Any]:
         """As a line of the ledger's files; 64 bits go as text, since many readers of JSON keep only 53."""
-        return {"step": self.step, "token": str(self.token), "samples": self.samples, "digest": f"{self.digest:016x}"}
+        line = {"step": self.step, "token": str(self.token), "samples": self.samples, "digest": f"{self.digest:016x}"}
+        return line | ({"skipped": self.skipped} if self.skipped else {})
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> LedgerLine:
         """The line that `to_json` gave."""
         term, generation = line["token"].split("-")
-        return cls(line["step"], Token(int(term), int(generation)), line["samples"], int(line["digest"], 16))
+        token = Token(int(term), int(generation))
+        return cls(line["step"], token, line["samples"], int(line["digest"], 16), line.get("skipped", ""))
 
 
 REDONE_WITHIN = 1000  # steps; ranks differ by one step at a fault, so an older step never comes again
@@ -48,8 +51,9 @@ class Audit:
     order: SampleOrder
     steps: int = 0  # done steps without a gap from the first
     steps_redone: int = 0
-    samples_trained: int = 0  # of all done steps, each sample of each epoch counted once
-    _lines: dict[int, tuple[Token, int]] = field(default_factory=dict)
+    samples_trained: int = 0  # of all done steps that were not skipped, each sample of each epoch counted once
+    skipped: dict[int, int] = field(default_factory=dict)  # steps that updated nothing, and their samples
+    _lines: dict[int, tuple[Token, int]] = field(default_factory=dict)  # token and samples that were trained
     _bad: set[int] = field(default_factory=set)
     _last: int = -1
 
@@ -63,8 +67,12 @@ class Audit:
                 return False
             self.steps_redone += 1
             self.samples_trained -= known[1]
-        self._lines[line.step] = (line.token, line.samples)
-        self.samples_trained += line.samples
+        trained = 0 if line.skipped else line.samples
+        self._lines[line.step] = (line.token, trained)
+        self.samples_trained += trained
+        self.skipped.pop(line.step, None)
+        if line.skipped:
+            self.skipped[line.step] = line.samples
         self._last = max(self._last, line.step)
         is_right = line.samples == self.order.samples_in(line.step)
         is_right = is_right and line.digest == expected_digest(self.order, line.step)
@@ -81,6 +89,7 @@ class Audit:
             "steps": steps,
             "steps_redone": self.steps_redone,
             "samples_trained": self.samples_trained - sum(beyond),
+            "skipped": sorted([step, samples] for step, samples in self.skipped.items() if step < steps),
             "bad": sorted(step for step in self._bad if step < steps),
         }
 
@@ -90,6 +99,7 @@ class Audit:
         if not found:
             return cls(order)
         audit = cls(order, found["steps"], found["steps_redone"], found["samples_trained"], _last=found["steps"] - 1)
+        audit.skipped = dict(found["skipped"])
         audit._bad = set(found["bad"])
         return audit
 
@@ -101,8 +111,9 @@ class Audit:
         for step in range(steps, self._last + 1):
             if (known := self._lines.pop(step, None)) is not None:
                 self.samples_trained -= known[1]
-            elif step < self.steps:  # so long ago that its line is forgotten
+            elif step < self.steps and step not in self.skipped:  # so long ago that its line is forgotten
                 self.samples_trained -= self.order.samples_in(step)
+            self.skipped.pop(step, None)
         self._bad = {step for step in self._bad if step < steps}
         self.steps, self._last = min(self.steps, steps), steps - 1
 
@@ -117,7 +128,8 @@ class Audit:
         return {
             "steps_redone": self.steps_redone,
             "samples_trained": self.samples_trained,
-            "samples_skipped": 0,  # nothing skips samples yet
+            "samples_skipped": sum(self.skipped.values()),
+            **({"skipped_steps": sorted(self.skipped)} if self.skipped else {}),
             "samples_missing": None if bad else 0,
             "samples_repeated": None if bad else 0,
             **({"bad_steps": bad} if bad else {}),

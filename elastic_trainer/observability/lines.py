@@ -18,11 +18,12 @@ class StepLine:
     token: Token
     samples: int
     digest: int  # of the sample ids in the tensors that were consumed, 64 bits
-    loss: float  # mean over the step's weight
+    loss: float  # mean over the step's weight; not finite when that was so
     world_size: int
     done_at: float  # seconds since the epoch, the recording worker's clock
     step_s: float
     data_wait_s: float
+    skipped: str = ""  # why nothing was updated by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,5 +49,5 @@ def read_record(store: ObjectStore, name: str) -> RunRecord:
 def _take(line: dict[str, Any], losses: dict[int, float], evaluations: dict[int, dict[str, float]]) -> None:
     if "evaluation" in line:
         evaluations[line["steps"]] = line["evaluation"]
-    elif "loss" in line:
+    elif line.get("loss") is not None:
         losses[line["step"] + 1] = line["loss"]  # a step that was done again replaces itself

@@ -94,6 +94,12 @@ class HeldState:
         self._is_whole = True
         self._snapshot = None
 
+    def take_back(self) -> None:
+        """Undo the updates of the step so far; the step goes on."""
+        assert self._snapshot is not None
+        self.registered.restore(self._snapshot)
+        self._is_whole = True
+
     def undo(self) -> None:
         """Take back what an unfinished step changed; without a copy of it the state is lost."""
         if not self._is_whole:

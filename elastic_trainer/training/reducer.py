@@ -12,6 +12,7 @@ bucket is full. The backwards before it run without hooks, each of which would c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -188,6 +189,11 @@ class Reducer:
         for handle in self._registered:
             handle.remove()
         self._registered = []
+
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Whether all gradients are numbers; the same answer on every rank, since all have the same sums."""
+        return math.isfinite(sum(float(bucket.gradients.sum()) for bucket in self._buckets))
 
     @torch.no_grad()
     def scale_and_clip(self, scale: float, clip_norm: float | None) -> None:

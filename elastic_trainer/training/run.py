@@ -14,6 +14,7 @@ it, then step until the last step, a fault, or a step boundary at which the grou
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -298,11 +299,12 @@ class Run:
                 token=self.token,
                 samples=total.samples,
                 digest=total.digest,
-                loss=total.loss_sum / total.weight,
+                loss=total.loss_sum / total.weight if total.weight else math.nan,
                 world_size=self.world_size,
                 done_at=time.time(),
                 step_s=step.seconds,
                 data_wait_s=step.data_wait_s,
+                skipped=step.skipped,
             )
         )
         if self.saver.agree(total) and self.rank == 0:

@@ -8,6 +8,7 @@ with step:
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from elastic_trainer.training.randomness import seed_everything
 from elastic_trainer.training.rider import Rider
 
 if TYPE_CHECKING:
+    from elastic_trainer.training.reducer import Reducer
     from elastic_trainer.training.run import Run
 
 
@@ -50,6 +52,7 @@ class Step:
         self.applies = 0
         self.is_done = False
         self.total: Rider | None = None  # over all ranks, once applied
+        self.skipped: str = ""  # why its update was left out; such a step counts as done
         self.left_because: str | None = None  # set when the step was given up
         self._started = time.perf_counter()
 
@@ -107,6 +110,8 @@ class Step:
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for the gradients of all ranks, scale and clip them, and step `optimizer`.
 
+        Where the loss or a gradient of any rank is not a finite number, no rank updates anything in this step.
+
         Raises:
             TaskError: The optimizer is not registered, or micro-batches were left out.
         """
@@ -138,11 +143,24 @@ class Step:
         run.buffers.reduce()
         reducer.wait()
         # from here on the step is whole on this rank: no collective of it is left
-        reducer.scale_and_clip(total.scale(self.number), run.settings.clip_norm)
-        run.held.begin_update()
-        run.buffers.commit()
-        optimizer.step()
+        self._judge(total, reducer)
+        if not self.skipped:
+            reducer.scale_and_clip(total.scale(self.number), run.settings.clip_norm)
+            run.held.begin_update()
+            run.buffers.commit()
+            optimizer.step()
         self._end_apply(total)
+
+    def _judge(self, total: Rider, reducer: Reducer) -> None:
+        """Every rank comes to the same: all have the same sums."""
+        if self.skipped:
+            return
+        if not math.isfinite(total.loss_sum):
+            self.skipped = "the loss is not a finite number"
+        elif not reducer.is_finite():
+            self.skipped = "a gradient is not a finite number"
+        if self.skipped and self.applies:
+            self._run.held.take_back()  # what other optimizers have done in this step
 
     def _end_apply(self, total: Rider) -> None:
         if self.applies == 0:

@@ -45,7 +45,7 @@ def assert_same_run(outcome: Outcome, reference: Outcome) -> None:
     assert outcome.audit.bad_steps() == []
     assert outcome.audit.samples_trained == reference.audit.samples_trained
     assert worst(outcome.losses, reference.losses) < 1e-9
-    digests = {result["digest"] for result in outcome.final.values()}
+    digests = {result["digest"] for result in outcome.last_members}
     assert len(digests) == 1, "ranks ended with different state"
 
 
@@ -212,7 +212,7 @@ def test_a_stop_ends_all_workers_after_the_same_step(settings: TrainSettings) ->
 
     assert outcome.status == "stopped"
     assert 20 <= len(outcome.losses) < STEPS
-    assert len({result["digest"] for result in outcome.final.values()}) == 1
+    assert len({result["digest"] for result in outcome.last_members}) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 3])
