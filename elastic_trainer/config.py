@@ -174,6 +174,11 @@ class JobConfig(_Section):
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Bound of the gradient's norm over all parameters; unset: no clipping."
     )
+    rollback_after: Positive | None = Field(
+        3,
+        description="A step whose loss or gradient is not finite updates nothing. After so many in a row the run goes "
+        "back to the newest saved step, once, and leaves them out on the way. null: never.",
+    )
     evaluate_every: Positive | None = Field(
         None, description="Evaluate after every so many steps, besides at the end. Unset: at the end only."
     )

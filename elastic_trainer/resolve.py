@@ -122,6 +122,7 @@ def resolve(
         form_s=2 * config.timeouts.form_s,  # who is well gives up by itself before that
         leave_s=config.timeouts.leave_s,
         save_s=config.timeouts.save_s,
+        rollback_after=config.rollback_after,
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NAMESPACE = "elastic_trainer"  # of every named actor in Ray
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
@@ -64,3 +65,21 @@ class RunStatus(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+class Rollback(NamedTuple):
+    """The run went back because the loss or a gradient was not finite, step after step.
+
+    `path` is of the saved step that it went back to, after `steps` done steps, `since` the generation that began there:
+    state of older ones is void. The steps in `skipped` update nothing when they come again.
+    """
+
+    path: str
+    steps: int
+    since: Token
+    skipped: tuple[int, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Any] | None) -> Rollback | None:
+        """The rollback after a way through JSON."""
+        return None if found is None else cls(found[0], found[1], Token(*found[2]), tuple(found[3]))

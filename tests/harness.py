@@ -165,7 +165,8 @@ class Harness:
         """Until the run ends."""
         deadline = time.monotonic() + within_s
         try:
-            self._handle(e.RunBegan(saved=tuple(self.committer.history.saved)))
+            history = self.committer.history
+            self._handle(e.RunBegan(saved=tuple(history.saved), rollback=history.rollback))
             while self._ended is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no end after {within_s} s: {self.machine.snapshot()}")
@@ -236,9 +237,8 @@ class Harness:
                 self._disk.submit(self._commit, effect)
             case f.RecordResumption():
                 self._audit.go_back_to(effect.steps)
-                self._disk.submit(
-                    self.committer.append, "resumed", {"token": list(effect.token), "steps": effect.steps}
-                )
+                values = {"token": list(effect.token), "steps": effect.steps, "rollback": effect.rollback}
+                self._disk.submit(self.committer.append, "resumed", values)
             case f.RunTaskAgain():
                 self._send((effect.worker,), effect)
             case f.KillWorker():
@@ -299,6 +299,9 @@ class Harness:
                 if self._audit.add(LedgerLine(line.step, line.token, line.samples, line.digest, line.skipped)):
                     self._lines[line.step] = line
                 self.put(e.StepsDone(worker, line.token, line.step + 1))
+                rollback = self.machine.state.rollback
+                if skipped := self._audit.skipped_in_a_row(rollback.skipped if rollback else ()):
+                    self.put(e.StepsSkipped(line.token, skipped))
             case EvaluationLine():
                 self._evaluations[line.steps] = line.values
             case NoteLine():

@@ -96,6 +96,18 @@ class NetTask(TrainTask):
         )
 
 
+class PoisonedTask(NetTask):
+    """Some samples make the loss something else than a number."""
+
+    def __init__(self, samples: list[int], delay_s: float = 0.0) -> None:
+        super().__init__(delay_s=delay_s)
+        self.samples = set(samples)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        return loss * float("nan") if self.samples & set(batch.sample_ids.tolist()) else loss
+
+
 class DrawingTask(NetTask):
     """Its preprocess draws, so that Ray Data has something to do."""
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elastic_trainer.storage.log import Entry
-from elastic_trainer.vocabulary import SavedStep, Token
+from elastic_trainer.vocabulary import Rollback, SavedStep, Token
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class History:
     code: str = ""
     saved: list[SavedStep] = field(default_factory=list)  # what can be restored, oldest first
     values: dict[str, dict[str, float]] = field(default_factory=dict)  # evaluations by folder of the saved step
+    rollback: Rollback | None = None  # the last one
     audit: dict[str, Any] = field(default_factory=dict)  # the account of the ledger up to the newest saved step
     ended: str | None = None  # the status, when the last thing that happened was the end
     reason: str = ""
@@ -69,6 +70,7 @@ class History:
                 # what was saved beyond could not be restored; it must not be preferred to what comes now
                 self.generation = max(self.generation, values["token"][1])
                 self.saved = [each for each in self.saved if each.steps <= values["steps"]]
+                self.rollback = Rollback.of(values.get("rollback")) or self.rollback
             case "ended":
                 self.ended, self.reason = values["status"], values["reason"]
 
@@ -80,6 +82,7 @@ class History:
         for name, value in values.items():
             setattr(self, name, value)
         self.saved = [SavedStep(*each) for each in values["saved"]]
+        self.rollback = Rollback.of(values["rollback"])
 
 
 def fold(entries: Iterable[Entry]) -> History:

@@ -89,6 +89,12 @@ class Chronicle:
         """Done steps without a gap."""
         return self._audit.steps
 
+    @property
+    def skipped_in_a_row(self) -> tuple[int, ...]:
+        """The newest steps that updated nothing, but for those that the run went back to leave out."""
+        rollback = self._state.rollback
+        return self._audit.skipped_in_a_row(rollback.skipped if rollback is not None else ())
+
     # ---- what comes in
 
     def record(self, lines: tuple[Line, ...]) -> tuple[Token, int] | None:

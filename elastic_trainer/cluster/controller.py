@@ -135,6 +135,8 @@ class Controller:
             steps = self._chronicle.record(report.lines)
             if steps is not None:
                 await self._events.put(e.StepsDone(report.worker, *steps))
+                if skipped := self._chronicle.skipped_in_a_row:
+                    await self._events.put(e.StepsSkipped(steps[0], skipped))
             for event in report.events:
                 await self._events.put(event)
         return self._chronicle.acknowledged
@@ -204,7 +206,12 @@ class Controller:
         if history.term > 1:
             self._chronicle.tell(f"term {history.term} of the run begins")
         return e.RunBegan(
-            spec.capacity, history.generation, tuple(history.saved), found, has_store=self._store is not None
+            spec.capacity,
+            history.generation,
+            tuple(history.saved),
+            found,
+            has_store=self._store is not None,
+            rollback=history.rollback,
         )
 
     async def _find_store(self) -> None:

@@ -72,7 +72,9 @@ class Records:
 
     async def resumed(self, effect: f.RecordResumption, chronicle: Chronicle) -> None:
         """Record that the run went back."""
-        values = {"token": list(effect.token), "steps": effect.steps}
+        values: dict[str, Any] = {"token": list(effect.token), "steps": effect.steps}
+        if effect.rollback is not None:
+            values["rollback"] = effect.rollback
         async with self._lock:
             await self._until_known(
                 lambda: self._committer.append("resumed", values),

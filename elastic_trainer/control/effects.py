@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_trainer.vocabulary import RunStatus, SavedStep, Token, Worker
+from elastic_trainer.vocabulary import Rollback, RunStatus, SavedStep, Token, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class FormGeneration:
     """Form a process group of `ranks` (rank r is the r-th) and go on from the most advanced member's state.
 
     Where no member has state they restore it from the first of `sources` that verifies. Only a fresh generation may
-    begin without either: with what rank 0 has built, or with the state that `start_from` holds.
+    begin without either: with what rank 0 has built, or with the state that `start_from` holds. State from before a
+    `rollback` is void, and the steps that it names update nothing.
     """
 
     token: Token
@@ -40,6 +41,7 @@ class FormGeneration:
     is_fresh: bool
     reason: str
     sources: tuple[SavedStep, ...] = ()
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class RecordResumption:
     token: Token
     steps: int
     reason: str
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True)

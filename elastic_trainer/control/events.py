@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic_trainer.vocabulary import NO_GENERATION, SavedStep, Stage, Token, Worker
+from elastic_trainer.vocabulary import NO_GENERATION, Rollback, SavedStep, Stage, Token, Worker
 
 
 class Left(StrEnum):
@@ -120,6 +120,14 @@ class StepsDone:
     worker: Worker
     token: Token
     steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepsSkipped:
+    """The newest steps in a row updated nothing, because the loss or a gradient was not finite."""
+
+    token: Token
+    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +247,7 @@ class RunBegan:
         saved: What can be restored, oldest first.
         found: Workers of an earlier term.
         has_store: A rendezvous store of an earlier term lives; its address follows.
+        rollback: The last one of the run.
     """
 
     capacity: str = ""
@@ -246,6 +255,7 @@ class RunBegan:
     saved: tuple[SavedStep, ...] = ()
     found: tuple[FoundWorker, ...] = ()
     has_store: bool = False
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,7 @@ Event = (
     | GenerationJoined
     | GroupLeft
     | StepsDone
+    | StepsSkipped
     | TaskFailed
     | WorkerFinished
     | SaveBegan

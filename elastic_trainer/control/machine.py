@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from elastic_trainer.control import events as e
-from elastic_trainer.control import laws, membership, quorum, recovery, rules, saving
+from elastic_trainer.control import laws, membership, quorum, recovery, rollback, rules, saving
 from elastic_trainer.control.effects import (
     AbortGeneration,
     Effect,
@@ -107,6 +107,8 @@ class Machine:
             case e.StepsDone():
                 if self._member(event.worker, event.token) is not None:
                     self._progress(event.worker, event.steps)
+            case e.StepsSkipped():
+                return rollback.begin(self.state, self.limits, event, now)
             case e.TaskFailed():
                 return self._task_failed(event, now)
             case e.WorkerFinished():
@@ -146,6 +148,7 @@ class Machine:
         if state.workers:
             return []
         state.capacity, state.generation, state.saved = event.capacity, event.generation, list(event.saved)
+        state.rollback = event.rollback
         state.done = max((each.steps for each in event.saved), default=0)
         if event.saved:
             state.why = f"resumes after step {event.saved[-1].steps}"
@@ -233,7 +236,10 @@ class Machine:
             return []
         state.goes_back = False
         saving.forget_beyond(state, event.steps)
-        return [RecordResumption(state.token, event.steps, f"the run goes on after step {event.steps}")]
+        rolled_back = state.rollback if state.rolls_back else None
+        state.rolls_back = False
+        reason = f"the run goes on after step {event.steps}"
+        return [RecordResumption(state.token, event.steps, reason, rolled_back)]
 
     def _left(self, event: e.GroupLeft, now: float) -> list[Effect]:
         each = self._member(event.worker, event.token)

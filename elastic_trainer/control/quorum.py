@@ -17,7 +17,9 @@ def ready_workers(state: State) -> list[Worker]:
 
 
 def most_advanced(state: State) -> int | None:
-    """The highest number of done steps in the state of any living worker; None when nobody has state."""
+    """The highest number of done steps in the state of any living worker; None when nobody has state that counts."""
+    if state.rolls_back:
+        return None
     return max((each.holds for each in state.workers.values() if each.holds is not None), default=None)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_trainer.control import membership, quorum, ranks, saving
+from elastic_trainer.control import membership, quorum, ranks, rollback, saving
 from elastic_trainer.control.effects import (
     Effect,
     FormGeneration,
@@ -88,7 +88,7 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     if state.phase is not Phase.WAITING:
         return None
     best = quorum.most_advanced(state)
-    sources = saving.sources(state, best)
+    sources = rollback.sources(state) if state.rolls_back else saving.sources(state, best)
     missing = quorum.waits_for(state, limits, now)
     if missing is not None:
         if missing.kind == "workers" and state.stop_by:
@@ -99,14 +99,16 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
         return [Tell(missing.reason)]
     if best is None and not sources and (used := _used(state)):
         return used
-    effects: list[Effect] = []
-    if best is None and state.has_begun and state.done > 0:
+    effects: list[Effect] = rollback.void_state(state) if state.rolls_back else []
+    if best is None and state.has_begun and state.done > 0 and not state.rolls_back:
         where = f"step {sources[0].steps}, the newest that was saved" if sources else "the beginning: nothing was saved"
         effects.append(Tell(f"no worker that holds the {state.done} done steps is left; going back to {where}"))
     state.told = ""
     state.why_is_symptom = False
     state.generation += 1
     state.token = Token(state.term, state.generation)
+    if state.rolls_back and state.rollback is not None:
+        state.rollback = state.rollback._replace(since=state.token)
     state.group = list(ranks.assign(state.last_group, quorum.ready_workers(state), limits.max_workers))
     for worker in state.group:
         state.workers[worker.worker_id].stage = Stage.JOINING
@@ -117,7 +119,10 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.has_begun = True
     assert state.store is not None
     is_fresh = best is None and not sources
-    return [*effects, FormGeneration(state.token, tuple(state.group), state.store, is_fresh, state.why, sources)]
+    return [
+        *effects,
+        FormGeneration(state.token, tuple(state.group), state.store, is_fresh, state.why, sources, state.rollback),
+    ]
 
 
 def stop(state: State, limits: Limits, now: float) -> list[Effect] | None:

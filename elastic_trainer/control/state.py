@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elastic_trainer.vocabulary import NO_GENERATION, SavedStep, Stage, Token, Worker
+from elastic_trainer.vocabulary import NO_GENERATION, Rollback, SavedStep, Stage, Token, Worker
 
 
 class Phase(StrEnum):
@@ -46,6 +46,7 @@ class Limits:
     gather_s: float = 30.0  # at first start the fast wait for the slow this long; who comes later joins at a boundary
     backoff_s: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
     save_s: float = 600.0  # from the first copy until a save stands
+    rollback_after: int | None = 3  # steps in a row that were not finite
     tries: int = 3  # the same exception this often without progress is the task's, not the machine's
 
 
@@ -107,6 +108,8 @@ class State:
     quiet_until: float = 0.0
     has_begun: bool = False  # a generation was formed in this term or taken over
     goes_back: bool = False  # the generation that forms begins at a saved step, or anew
+    rollback: Rollback | None = None  # the last one
+    rolls_back: bool = False  # it is under way: no state that is held counts
     stop_by: str = ""  # who wants the run to end
     stop_until: float | None = None
     saved: list[SavedStep] = field(default_factory=list)  # what can be restored, oldest first
@@ -146,6 +149,7 @@ class State:
         values["unknown"] = [(Token(*token), steps) for token, steps in values["unknown"]]
         settled = values["settled"]
         values["settled"] = None if settled is None else (Token(*settled[0]), settled[1])
+        values["rollback"] = Rollback.of(values["rollback"])
         values["store"] = None if values["store"] is None else (values["store"][0], values["store"][1])
         values["workers"] = {
             int(worker_id): WorkerState(**{**w, "worker": Worker(*w["worker"]), "stage": Stage(w["stage"])})

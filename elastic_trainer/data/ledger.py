@@ -6,7 +6,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,13 @@ class Audit:
             self.skipped.pop(step, None)
         self._bad = {step for step in self._bad if step < steps}
         self.steps, self._last = min(self.steps, steps), steps - 1
+
+    def skipped_in_a_row(self, known: Collection[int]) -> tuple[int, ...]:
+        """The newest steps that updated nothing, without a step that did in between; `known` ones do not count."""
+        step = self.steps - 1
+        while step in self.skipped and step not in known:
+            step -= 1
+        return tuple(range(step + 1, self.steps))
 
     def bad_steps(self, up_to: int = 0) -> list[int]:
         """Steps whose line is missing or contradicts the arithmetic, of at least the first `up_to`."""

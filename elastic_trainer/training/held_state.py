@@ -15,6 +15,7 @@ from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.saver import Saver, restore_from
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState
+from elastic_trainer.vocabulary import NO_GENERATION, Token
 
 
 class NotRestored(Exception):
@@ -28,6 +29,7 @@ class CarriedState:
     state: dict[str, Any]
     steps: int
     evaluated_at: int
+    joined: Token
 
 
 class HeldState:
@@ -36,11 +38,13 @@ class HeldState:
     Attributes:
         steps: Done steps that it contains.
         evaluated_at: Steps after which it was last evaluated.
+        joined: The generation in which it last agreed with others.
     """
 
     def __init__(self, carried: CarriedState | None) -> None:
         self.steps = carried.steps if carried else 0
         self.evaluated_at = carried.evaluated_at if carried else 0
+        self.joined = carried.joined if carried else NO_GENERATION
         self._is_present = carried is not None
         self._is_whole = True  # False while an update is half applied
         self._carried = carried
@@ -76,7 +80,7 @@ class HeldState:
             return self._carried  # not restored yet, or not wholly
         if not self._is_present:
             return None
-        return CarriedState(transfer.copied(self._registered.collect()), self.steps, self.evaluated_at)
+        return CarriedState(transfer.copied(self._registered.collect()), self.steps, self.evaluated_at, self.joined)
 
     # ---- a step
 
@@ -128,6 +132,8 @@ class HeldState:
         Raises:
             NotRestored: The generation begins at a saved step, and no member could read one.
         """
+        if order.rollback is not None and self.joined < order.rollback.since:
+            self._is_present = False
         problems = self._restore(order, saver, check)
         for problem in problems:
             note(f"cannot restore {problem}")
@@ -152,6 +158,7 @@ class HeldState:
                 self.registered.restore(received)
         self.steps = max(newest, 0)
         self.evaluated_at = max(int(each[1]) for each in gathered if int(each[0]) == newest)
+        self.joined = order.token
         self._is_present = True
 
     def _restore(self, order: FormGeneration, saver: Saver, check: Callable[[], None]) -> list[str]:

@@ -97,6 +97,7 @@ class Run:
         self.preprocess: Preprocess | None = None
         self.is_in_group = False
         self.has_ended = False  # the run, for a reason that is no failure
+        self.left_out: frozenset[int] = frozenset()  # steps that update nothing, since the run went back for them
         self._leaves: Left | None = None  # what the ranks agreed on in the last step
         self._engine: DataEngine | None = None
         self._evaluation_reader: DatasetReader | None = None
@@ -251,6 +252,7 @@ class Run:
         )
         self.is_in_group = True
         self._leaves = None
+        self.left_out = frozenset(order.rollback.skipped) if order.rollback is not None else frozenset()
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
         self.held.come_up_to(

@@ -155,7 +155,9 @@ class Step:
         """Every rank comes to the same: all have the same sums."""
         if self.skipped:
             return
-        if not math.isfinite(total.loss_sum):
+        if self.number in self._run.left_out:
+            self.skipped = "the run went back to leave it out"
+        elif not math.isfinite(total.loss_sum):
             self.skipped = "the loss is not a finite number"
         elif not reducer.is_finite():
             self.skipped = "a gradient is not a finite number"

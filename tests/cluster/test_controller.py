@@ -16,10 +16,12 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from elastic_trainer import ClusterError, ElasticTrainer, JobConfig, LocalCluster, ResourcesError, Result, RunFailed
+from elastic_trainer.data.dataset import read_index
 from elastic_trainer.observability.standing import Standing
+from elastic_trainer.resolve import resolve
 from tests.rayrun import await_value, job_config
 from tests.rotation import rotating, turn
-from tests.tasks import NetTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
+from tests.tasks import NetTask, PoisonedTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
 
 STEPS = 150
 
@@ -95,6 +97,26 @@ def undisturbed(
     cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, dataset: str, held_out: str
 ) -> dict[int, tuple[int, str]]:
     return ledger(Fit(cluster, tmp_path_factory.mktemp("reference"), dataset, held_out)(NetTask(), name="reference"))
+
+
+@turn(2, 3)
+def test_steps_that_are_not_finite_are_left_out_and_three_in_a_row_sent_the_run_back_once(
+    fit: Fit, dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = JobConfig(**job_config(tmp_path, dataset, None, task=None, task_args={}, steps=40))
+    order = resolve(config, read_index(dataset), None, fits=3, fixed_shapes=False).settings.plan.order
+    bad = [int(order.ids(step, 0)[0]) for step in (20, 31, 32, 33)]
+
+    result = fit(PoisonedTask(bad, delay_s=0.01), steps=40, checkpoint={"every_steps": 10})
+
+    summary, out = result.summary, capsys.readouterr().out
+    assert summary["status"] == "finished"
+    assert set(summary["skipped_steps"]) >= {20, 31, 32, 33}
+    assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
+    assert [generation["resume_step"] for generation in summary["generations"]] == [0, 30]
+    assert "step 20 updates nothing: the loss is not a finite number; it had samples" in out
+    assert "not finite in steps 31, 32, 33: back to step 30, to leave them out on the way" in out
+    assert "step 31 updates nothing: the run went back to leave it out" in out
 
 
 def check_kills(fit: Fit, undisturbed: dict[int, tuple[int, str]], kills: list[tuple[int, tuple[int, ...]]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,74 @@ def test_a_worker_killed_around_such_a_step_changes_nothing(dataset: str) -> Non
 
     settings = settings_for(dataset, steps=STEPS)
     assert_as_plain(Harness(functools.partial(make, "gradient"), settings, workers=3, on_step=kill).run(), dataset)
+
+
+def bad_at(how: str, steps: tuple[int, ...], marker: str, run: Any) -> None:
+    """The same model; at some steps the loss is no number: always, or as long as the marker is not there."""
+    model = nn.Linear(6, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run.register(model=model, optimizer=optimizer)
+    for step in run.steps():
+        time.sleep(0.03)  # for a save to stand before the next one
+        with step:
+            for batch in step:
+                loss = ((model(batch["x"]).squeeze(1) - batch["y"]) ** 2).sum()
+                if step.number in steps and not (how == "once" and Path(marker).exists()):
+                    loss = loss * math.nan
+                step.backward(loss, batch.rows)
+            step.apply(optimizer)
+        if step.number == max(steps):
+            Path(marker).touch()
+    harness_worker.RESULT.update(digest=state_digest(model, optimizer))
+
+
+def make_bad(how: str, steps: tuple[int, ...], marker: str) -> Any:
+    return functools.partial(bad_at, how, steps, marker)
+
+
+def ended(how: str, steps: tuple[int, ...], dataset: str, marker: Path, **others: Any) -> tuple[Outcome, Harness]:
+    settings = settings_for(dataset, steps=STEPS, **others)
+    harness = Harness(functools.partial(make_bad, how, steps, str(marker)), settings, workers=2)
+    return harness.run(), harness
+
+
+@pytest.mark.parametrize("how", ["always", "once"])
+def test_after_three_in_a_row_the_run_goes_back_and_leaves_them_out(how: str, dataset: str, tmp_path: Path) -> None:
+    """Also when they would be good now: what was named stays out, and the outcome is the same."""
+    steps = (12, 13, 14)
+    outcome, harness = ended(how, steps, dataset, tmp_path / "marker", save_every=5)
+    without, _ = ended("always", steps, dataset, tmp_path / "other", save_every=5)
+
+    assert outcome.status == "finished", outcome.reason
+    assert [resumed for _, resumed in outcome.generations] == [0, 10]
+    assert sorted(outcome.audit.skipped) == list(steps)
+    assert outcome.audit.bad_steps() == []
+    assert {each["digest"] for each in outcome.last_members} == {each["digest"] for each in without.last_members}
+    rollback = harness.committer.history.rollback
+    assert rollback is not None
+    assert rollback.skipped == steps
+
+
+def test_a_second_time_to_the_same_step_ends_the_run(dataset: str, tmp_path: Path) -> None:
+    outcome, _ = ended("always", (12, 13, 14, 15, 16, 17), dataset, tmp_path / "marker", save_every=10)
+
+    assert outcome.status == "failed"
+    assert "not finite in steps 15, 16, 17, although the run had gone back to step 10" in outcome.reason
+    assert "left steps 12, 13, 14 out" in outcome.reason
+
+
+def test_without_anything_saved_there_is_nothing_to_go_back_to(dataset: str, tmp_path: Path) -> None:
+    outcome, _ = ended("always", (2, 3, 4), dataset, tmp_path / "marker")
+
+    assert outcome.status == "failed"
+    assert "not finite in steps 2, 3, 4, and nothing was saved to go back to" in outcome.reason
+
+
+def test_fewer_in_a_row_do_not_make_it_go_back(dataset: str, tmp_path: Path) -> None:
+    outcome, _ = ended("always", (12, 13, 15, 16), dataset, tmp_path / "marker", save_every=5)
+
+    assert outcome.status == "finished"
+    assert len(outcome.generations) == 1
 
 
 def test_the_first_update_of_a_step_goes_back_with_the_second(dataset: str) -> None:
