@@ -191,23 +191,25 @@ class Reducer:
         self._registered = []
 
     @torch.no_grad()
-    def is_finite(self) -> bool:
-        """Whether all gradients are numbers; the same answer on every rank, since all have the same sums."""
-        return math.isfinite(sum(float(bucket.gradients.sum()) for bucket in self._buckets))
+    def scale_and_clip(self, scale: float, clip_norm: float | None) -> bool:
+        """Turn the sums into means by `scale`, bound their common norm, and take unused parameters' gradients away.
 
-    @torch.no_grad()
-    def scale_and_clip(self, scale: float, clip_norm: float | None) -> None:
-        """Turn the sums into means by `scale`, bound their common norm, and take unused parameters' gradients away."""
+        Returns:
+            Whether all gradients are finite; the same on every rank, since all have the same sums.
+        """
         coefficient: torch.Tensor | float = scale
         if clip_norm is not None and self._buckets:
             norms = torch.stack([torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets])
             norm = torch.linalg.vector_norm(norms) * scale
             coefficient = scale * torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+        total = 0.0
         for bucket in self._buckets:
-            bucket.gradients.mul_(coefficient)
+            # looked at while the cache has it; where one is not finite the sum is not
+            total += float(bucket.gradients.mul_(coefficient).sum())
             for p, is_used in zip(bucket.parameters, (bucket.flags > 0).tolist(), strict=True):
                 if not is_used:
                     p.grad = None
+        return math.isfinite(total)
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[torch.Tensor], None]:
         def on_accumulated(_: torch.Tensor) -> None:

@@ -145,21 +145,20 @@ class Step:
         # from here on the step is whole on this rank: no collective of it is left
         self._judge(total, reducer)
         if not self.skipped:
-            reducer.scale_and_clip(total.scale(self.number), run.settings.clip_norm)
             run.held.begin_update()
             run.buffers.commit()
             optimizer.step()
         self._end_apply(total)
 
     def _judge(self, total: Rider, reducer: Reducer) -> None:
-        """Every rank comes to the same: all have the same sums."""
+        """Scale the gradients, or say why the step is left out; every rank comes to the same, from the same sums."""
         if self.skipped:
             return
         if self.number in self._run.left_out:
             self.skipped = "the run went back to leave it out"
         elif not math.isfinite(total.loss_sum):
             self.skipped = "the loss is not a finite number"
-        elif not reducer.is_finite():
+        elif not reducer.scale_and_clip(total.scale(self.number), self._run.settings.clip_norm):
             self.skipped = "a gradient is not a finite number"
         if self.skipped and self.applies:
             self._run.held.take_back()  # what other optimizers have done in this step
