@@ -276,7 +276,6 @@ def test_a_folder_that_the_nodes_do_not_share_is_found_at_the_start(tmp_path: Pa
         assert "sees another folder at storage" in refused.stderr, refused.stdout + refused.stderr
         assert "Use a file system that all nodes share, or s3://" in refused.stderr, refused.stderr
         assert "Traceback" not in refused.stdout + refused.stderr
-        assert json.loads((storage / "job/summary.json").read_text())["status"] == "failed"
         assert not list((storage / "job").glob("steps/*"))
     finally:
         cluster.end()
