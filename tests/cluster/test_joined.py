@@ -276,6 +276,10 @@ def test_a_folder_that_the_nodes_do_not_share_is_found_at_the_start(tmp_path: Pa
         assert "sees another folder at storage" in refused.stderr, refused.stdout + refused.stderr
         assert "Use a file system that all nodes share, or s3://" in refused.stderr, refused.stderr
         assert "Traceback" not in refused.stdout + refused.stderr
-        assert not list((storage / "job").glob("steps/*"))
+        # the summary is written by the controller's node, which may be either; the other's folder is seen from outside
+        places = [storage, Path(f"/proc/{cluster.nodes[-1].pid}/root{storage}")]
+        summaries = [path for place in places if (path := place / "job/summary.json").exists()]
+        assert [json.loads(path.read_text())["status"] for path in summaries] == ["failed"]
+        assert not [path for place in places for path in place.glob("job/steps/*")]
     finally:
         cluster.end()
