@@ -114,6 +114,7 @@ def resolve(
         save_every=config.checkpoint.every_steps,
         save_every_s=None if config.checkpoint.every_minutes is None else 60 * config.checkpoint.every_minutes,
         save_s=config.timeouts.save_s,
+        gpus=config.scaling.resources_per_worker.get("GPU", 0),
     )
     limits = Limits(
         min_workers=config.scaling.min_workers,

@@ -79,24 +79,36 @@ class DataEngine:
     """
 
     def __init__(self, plan: BatchPlan, source: SpanSource, note: Callable[[str], None] = lambda text: None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._source = source
         self._note = note
         self._noted: set[str] = set()
         self._pool = ThreadPoolExecutor(source.threads, thread_name_prefix="prefetch")
         self._spans: dict[SpanName, Future[Span]] = {}
         self._lock = threading.Lock()
-        self._at = (0, 0, 0)  # epoch, window in it and step in that
         self.wait_s = 0.0  # how long `data_of` has waited since the engine was made
 
-    def begin(self, step: int, logical_ranks: range) -> list[MicroBatchPlan]:
-        """The micro-batches of these logical ranks at `step`, counted over the whole run; their data is on its way."""
-        self._at = self._plan.order.window_of(step)
-        self._prefetch(logical_ranks)
-        return list(self._plan.of_rank(step, logical_ranks))
+    def begin(self, step: int, logical_ranks: range) -> None:
+        """Training has come to `step`, counted over the whole run, with these logical ranks: fetch what they need."""
+        epoch, window, _ = self.plan.order.window_of(step)
+        self._source.follow(epoch, window, logical_ranks)
+        wanted = [SpanName(epoch, window, logical_rank) for logical_rank in logical_ranks]
+        after = (epoch, window + 1) if window + 1 < self.plan.order.windows_per_epoch else (epoch + 1, 0)
+        wanted += [SpanName(*after, logical_rank) for logical_rank in logical_ranks]
+        with self._lock:
+            for name in [name for name in self._spans if name not in wanted]:
+                self._spans.pop(name).cancel()
+            for name in wanted:
+                if name not in self._spans or _failed(self._spans[name]):  # a repeated step reads again
+                    self._spans[name] = self._pool.submit(self._source.load, name)
+
+    def has(self, planned: MicroBatchPlan) -> bool:
+        """Whether the data of a micro-batch is here."""
+        future = self._spans.get(self._place_of(planned)[0])
+        return future is not None and future.done() and not _failed(future)
 
     def data_of(self, planned: MicroBatchPlan, check: Callable[[], None] = lambda: None) -> list[Row] | Columns:
-        """The rows or columns of a micro-batch of the step that was begun last.
+        """The rows or columns of a micro-batch of the step that was begun last, or of one that `has` data.
 
         Args:
             planned: The micro-batch.
@@ -107,9 +119,8 @@ class DataEngine:
             StorageError: The store of the data cannot be reached.
             Exception: Whatever the task's `preprocess` raised.
         """
-        epoch, window, j = self._at
-        span = self._wait(SpanName(epoch, window, planned.logical_rank), check)
-        low = j * self._plan.order.per_rank + planned.index * self._plan.micro_batch
+        name, low = self._place_of(planned)
+        span = self._wait(name, check)
         if planned.rows == len(planned.ids):
             return span.take(slice(low, low + planned.rows))
         return span.take(np.resize(np.arange(low, low + planned.rows), len(planned.ids)))
@@ -135,18 +146,11 @@ class DataEngine:
             self._note(span.problem)
         return span
 
-    def _prefetch(self, logical_ranks: range) -> None:
-        epoch, window, _ = self._at
-        self._source.follow(epoch, window, logical_ranks)
-        wanted = [SpanName(epoch, window, logical_rank) for logical_rank in logical_ranks]
-        after = (epoch, window + 1) if window + 1 < self._plan.order.windows_per_epoch else (epoch + 1, 0)
-        wanted += [SpanName(*after, logical_rank) for logical_rank in logical_ranks]
-        with self._lock:
-            for name in [name for name in self._spans if name not in wanted]:
-                self._spans.pop(name).cancel()
-            for name in wanted:
-                if name not in self._spans or _failed(self._spans[name]):  # a repeated step reads again
-                    self._spans[name] = self._pool.submit(self._source.load, name)
+    def _place_of(self, planned: MicroBatchPlan) -> tuple[SpanName, int]:
+        """Its span, and where in that it begins."""
+        epoch, window, j = self.plan.order.window_of(planned.step)
+        low = j * self.plan.order.per_rank + planned.index * self.plan.micro_batch
+        return SpanName(epoch, window, planned.logical_rank), low
 
 
 def _failed(future: Future[Span]) -> bool:

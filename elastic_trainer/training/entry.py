@@ -10,10 +10,11 @@ from collections.abc import Callable
 from elastic_trainer.control.effects import EndRun, RunTaskAgain
 from elastic_trainer.control.events import Failure, TaskFailed, TaskPhase
 from elastic_trainer.errors import ElasticTrainerError, TaskError
+from elastic_trainer.training.device import device_of
 from elastic_trainer.training.held_state import CarriedState
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
-from elastic_trainer.training.randomness import seed_everything
+from elastic_trainer.training.randomness import seed_everything, stream
 from elastic_trainer.training.run import NEVER_S, Run, RunEnded
 from elastic_trainer.training.saver import Saver
 from elastic_trainer.training.settings import TrainSettings
@@ -54,7 +55,8 @@ def work(
 
 
 def _enter(load: Callable[[], TrainTask | TrainFunction], run: Run) -> None:
-    seed_everything(run.settings.seed)  # what the task builds is the same in every process
+    seed_everything(stream(run.settings.seed))  # what the task builds is the same in every process
+    run.device = device_of(run.settings.gpus)
     task = load()
     if isinstance(task, TrainTask):
         task.train(run)

@@ -19,7 +19,7 @@ from elastic_trainer.data.batch_plan import MicroBatchPlan, evaluation_rows
 from elastic_trainer.data.dataset import Named
 from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import TaskError
-from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.batches import Batch
 from elastic_trainer.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def evaluate(
     """
     sums: Sums = {}
     run.buffers.begin()
-    with _evaluating(modules), torch.no_grad(), autocast(run.settings.precision):
+    with _evaluating(modules), torch.no_grad(), autocast(run.settings.precision, run.device):
         for batch in _batches(run, reader):
             run.raise_if_evaluation_is_pointless()
             _add(sums, evaluate_batch(batch))
@@ -86,7 +86,7 @@ def _batch(run: Run, reader: DatasetReader, logical_rank: int, rows: range) -> B
         rng = [np.random.Generator(np.random.Philox(key=int(sample))) for sample in planned.ids]
         named = [Named({name: values[i] for name, values in columns.items()}) for i in range(len(planned.ids))]
         data = [run.preprocess(row, each) for row, each in zip(named, rng, strict=True)]
-    return make_batch(planned, data, run.collate, run.settings.plan.fixed_shapes)
+    return run.feed.make(planned, data)
 
 
 def _checked(found: object) -> Mapping[str, tuple[Any, Any]]:

@@ -9,6 +9,6 @@ from __future__ import annotations
 import torch
 
 
-def autocast(precision: str, device: str = "cpu") -> torch.autocast:
-    """A context in which operations run in `precision`: `fp32` or `bf16`."""
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """A context in which operations on `device` run in `precision`: `fp32` or `bf16`."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

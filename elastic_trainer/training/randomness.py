@@ -12,9 +12,13 @@ from elastic_trainer.data.order import key
 _DRAWS = 8  # separates these streams from other keys
 
 
-def seed_everything(*parts: int) -> None:
-    """Seed torch, numpy and `random` by whole numbers such as (seed, step, logical rank, micro-batch)."""
-    value = key(_DRAWS, *parts)
+def stream(*parts: int) -> int:
+    """What names the random stream of a place in the run, such as (seed, step, logical rank, micro-batch)."""
+    return key(_DRAWS, *parts)
+
+
+def seed_everything(value: int) -> None:
+    """Let torch, numpy and `random` draw from this stream."""
     # torch.manual_seed would format a stack trace for each kind of device that is absent: 15 % of a small step
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():

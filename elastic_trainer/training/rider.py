@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from elastic_trainer.errors import TaskError
@@ -34,8 +35,9 @@ class Rider:
         """float64, shape (11,)."""
         low, high = self.digest % LIMB, self.digest // LIMB
         values = [self.weight, self.loss_sum, self.steps, self.samples, low, high]
-        return torch.tensor(
-            [*values, self.park, self.stop, self.changed_buffers, self.save, self.busy], dtype=torch.float64
+        # not torch.tensor, which takes 0.1 ms when the caches are cold
+        return torch.from_numpy(
+            np.array([*values, self.park, self.stop, self.changed_buffers, self.save, self.busy], dtype=np.float64)
         )
 
     @classmethod

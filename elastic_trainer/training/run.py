@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from elastic_trainer.control.effects import EndRun, FormGeneration, RunTaskAgain
 from elastic_trainer.control.events import (
     GenerationJoined,
@@ -39,6 +41,7 @@ from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLi
 from elastic_trainer.training.batches import Batch, Collate
 from elastic_trainer.training.buffers import LogicalBuffers
 from elastic_trainer.training.evaluation import evaluate
+from elastic_trainer.training.feed import Feed
 from elastic_trainer.training.held_state import CarriedState, HeldState, NotRestored
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
@@ -66,6 +69,7 @@ class Run:
         settings: The run's fixed numbers.
         rank: Data rank in the present generation.
         world_size: Data ranks of the present generation.
+        device: Where this worker computes; batches come there by themselves.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Run:
         self.saver = saver
         self.attempt = attempt
         self.phase = TaskPhase.BUILD
+        self.device = torch.device("cpu")
         self.rank = 0
         self.world_size = 0
         self.token = Token(0, 0)
@@ -99,7 +104,7 @@ class Run:
         self.has_ended = False  # the run, for a reason that is no failure
         self.left_out: frozenset[int] = frozenset()  # steps that update nothing, since the run went back for them
         self._leaves: Left | None = None  # what the ranks agreed on in the last step
-        self._engine: DataEngine | None = None
+        self._feed: Feed | None = None
         self._evaluation_reader: DatasetReader | None = None
 
     # ---- for the user
@@ -163,14 +168,10 @@ class Run:
     # ---- for Step
 
     @property
-    def engine(self) -> DataEngine:
-        """Serves this worker's micro-batches."""
-        assert self._engine is not None
-        return self._engine
-
-    def has_rows(self, step: int) -> bool:
-        """Whether this worker has a sample at `step`."""
-        return next(self.settings.plan.of_rank(step, self.logical_ranks), None) is not None
+    def feed(self) -> Feed:
+        """Makes this worker's micro-batches."""
+        assert self._feed is not None
+        return self._feed
 
     def raise_if_aborted(self) -> None:
         """Give the step up when that has been ordered."""
@@ -207,12 +208,13 @@ class Run:
             self.is_in_group = False
         for reducer in self.reducers.values():
             reducer.release()
-        if self._engine is not None:
-            self._engine.close()
+        if self._feed is not None:
+            self._feed.close()
 
     def _make_ready(self, state: RegisteredState) -> None:
         settings = self.settings
-        self._engine = DataEngine(settings.plan, self._span_source(), self.note)
+        engine = DataEngine(settings.plan, self._span_source(), self.note)
+        self._feed = Feed(engine, settings.seed, self.collate, self.device)
         if settings.evaluation_data is not None:
             self._evaluation_reader = DatasetReader(settings.evaluation_data, options=settings.data_options)
         self.renew_reducers()
@@ -355,6 +357,12 @@ class Run:
     def _check_parameters(self, state: RegisteredState) -> None:
         seen: set[int] = set()
         for optimizer in state.optimizers():
+            for p in parameters_of(optimizer):
+                if p.device != self.device:
+                    raise TaskError(
+                        f"an optimizer has a parameter on {p.device}, and this worker computes on {self.device}. Move "
+                        "the model there before its optimizer is made: model.to(run.device)."
+                    )
             ids = {id(p) for p in parameters_of(optimizer)}
             if ids & seen:
                 raise TaskError("two optimizers share a parameter. Give each parameter to one optimizer.")

@@ -18,7 +18,8 @@ class TrainSettings:
 
     `steps` counts optimizer steps of the whole run; `evaluate_every` is None when evaluation comes at the end only.
     `data_options` are for the store of the data; with a `routing` Ray Data makes the samples.
-    `run_url` is the run's folder in the store, `start_from` another run's folder and a saved step in it.
+    `run_url` is the run's folder in the store, `start_from` another run's folder and a saved step in it. `gpus` is what
+    each worker has.
     """
 
     run_name: str
@@ -41,6 +42,7 @@ class TrainSettings:
     save_every_s: float | None
     save_s: float
     start_from: tuple[str, SavedStep] | None = None
+    gpus: float = 0
 
     def evaluation_is_due(self, steps_done: int) -> bool:
         """Whether the group evaluates after so many done steps: arithmetic, so that all ranks agree."""

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from elastic_trainer.control.events import TaskPhase
-from elastic_trainer.data.batch_plan import MicroBatchPlan, steps_digest
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
-from elastic_trainer.training.batches import Batch, make_batch
+from elastic_trainer.training.batches import Batch
+from elastic_trainer.training.feed import StepWork
 from elastic_trainer.training.precision import autocast
 from elastic_trainer.training.process_group import Pending
 from elastic_trainer.training.randomness import seed_everything
@@ -43,12 +42,12 @@ class Step:
         self._run = run
         self.number = number
         self._overlap = overlap
-        self._planned: list[MicroBatchPlan] = []
         self._consumed = 0
         self._weight = 0.0
         self._loss_sum = 0.0
         self._rider_tensor: torch.Tensor | None = None
         self._rider_work: Pending | None = None
+        self._is_last_done = False  # the last backward, whose gradients are sent as they come
         self.applies = 0
         self.is_done = False
         self.total: Rider | None = None  # over all ranks, once applied
@@ -59,19 +58,16 @@ class Step:
     def __iter__(self) -> Iterator[Batch]:
         """This worker's micro-batches, each with its own random stream and its logical rank's buffers."""
         run = self._run
-        settings = run.settings
         run.phase = TaskPhase.DATA
-        self._planned = run.engine.begin(self.number, run.logical_ranks)
         self._consumed = 0
-        for planned in self._planned:
+        for place, planned in enumerate(self._work.planned):
             run.raise_if_aborted()
-            data = run.engine.data_of(planned, run.raise_if_aborted)
-            batch = make_batch(planned, data, run.collate, settings.plan.fixed_shapes)
+            seed_everything(self._work.streams[place])
+            batch = run.feed.batch(self._work, place, run.raise_if_aborted)
             run.buffers.enter(planned.logical_rank)
-            seed_everything(settings.seed, self.number, planned.logical_rank, planned.index)
             self._consumed += 1
             run.phase = TaskPhase.LOSS
-            with autocast(settings.precision):
+            with autocast(run.settings.precision, run.device):
                 yield batch
             run.phase = TaskPhase.DATA
         run.phase = TaskPhase.LOSS
@@ -87,7 +83,7 @@ class Step:
             TaskError: The loss is not a scalar or has no gradient.
         """
         _check_loss(loss_sum)
-        if self._rider_work is not None:
+        if self._is_last_done:
             raise TaskError(
                 f"backward ran twice on the last micro-batch of step {self.number}, and gradients were on their way "
                 "already. Pass run.steps(overlap=False)."
@@ -97,12 +93,11 @@ class Step:
         reducers = self._run.reducers.values()
         for reducer in reducers:
             reducer.check_kept()
-        is_last = self._consumed == len(self._planned)
-        if self._overlap and is_last and len(reducers) == 1:
-            self._launch_rider()
+        if self._overlap and len(reducers) == 1 and self._consumed == len(self._work.planned):
+            self._is_last_done = True
             for reducer in reducers:
                 reducer.arm()
-        with autocast("fp32"):  # what backward computes has the precision of forward already
+        with autocast("fp32", self._run.device):  # what backward computes has the precision of forward already
             loss_sum.backward()
         for reducer in reducers:
             reducer.keep()
@@ -125,13 +120,15 @@ class Step:
                 f"step.apply() ran twice in step {self.number} with one optimizer. A step is one update of each "
                 "optimizer: begin another step, or register several optimizers."
             )
-        if self._consumed < len(self._planned) or (not self._planned and run.has_rows(self.number)):
+        if self._consumed < len(self._work.planned):
             raise TaskError(
-                f"step {self.number} consumed {self._consumed} of {len(self._planned)} micro-batches before "
+                f"step {self.number} consumed {self._consumed} of {len(self._work.planned)} micro-batches before "
                 "step.apply(). Go through all of them: for batch in step: ..."
             )
-        self._launch_rider()
         reducer.launch()
+        self._launch_rider()
+        if len(run.reducers) == 1 and self.number + 1 < run.settings.steps:
+            run.feed.look_ahead(self.number + 1, run.logical_ranks)  # while the gradients travel
         assert self._rider_work is not None
         assert self._rider_tensor is not None
         self._rider_work.wait()
@@ -174,17 +171,15 @@ class Step:
         self._run.phase = TaskPhase.LOSS
 
     def _launch_rider(self) -> None:
-        if self._rider_work is not None:
-            return
         run = self._run
         # a further apply() of the same step, by another optimizer, trains the same samples
-        trained = [each.ids[: each.rows] for each in self._planned] if self.applies == 0 else []
+        samples, digest = (self._work.samples, self._work.digest) if self.applies == 0 else (0, 0)
         rider = Rider(
             self._weight,
             self._loss_sum,
             self.number,
-            sum(map(len, trained)),
-            steps_digest(self.number, np.concatenate(trained)) if trained else 0,
+            samples,
+            digest,
             int(run.mailbox.wants_park(run.token)),
             int(run.mailbox.wants_stop(run.token)),
             run.buffers.unagreed,
@@ -197,7 +192,8 @@ class Step:
     def __enter__(self) -> Step:
         run = self._run
         self._started = time.perf_counter()
-        self._waited = run.engine.wait_s
+        self._waited = run.feed.wait_s
+        self._work = run.feed.begin(self.number, run.logical_ranks)
         run.buffers.begin()
         run.renew_reducers()
         for reducer in run.reducers.values():
@@ -236,9 +232,11 @@ class Step:
     @property
     def data_wait_s(self) -> float:
         """Seconds that the step waited for data."""
-        return self._run.engine.wait_s - self._waited
+        return self._run.feed.wait_s - self._waited
 
+    # from __enter__ on
     _waited: float = 0.0
+    _work: StepWork
 
 
 def _check_loss(loss: object) -> None:

@@ -54,7 +54,7 @@ class TrainTask(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model, on the CPU; every worker builds it and newcomers get the run's weights."""
+        """The model, on the CPU: every worker builds it and moves it to its device; newcomers get the run's weights."""
 
     @abstractmethod
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -70,7 +70,7 @@ class TrainTask(ABC):
     def train(self, run: Run) -> None:
         """The whole of training, in terms of the loop API."""
         run.preprocess, run.collate = self.preprocess, self.collate
-        model = self.build_model()
+        model = self.build_model().to(run.device)
         optimizer = self.build_optimizer(model)
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
         scheduler = self.build_scheduler(optimizer) if self.build_scheduler is not None else None

@@ -163,7 +163,8 @@ def batches_of(engine: DataEngine, plan: BatchPlan) -> Iterator[Any]:
     """An epoch's micro-batches as tensors."""
     try:
         for step in range(plan.order.steps_per_epoch):
-            for planned in engine.begin(step, range(RANKS)):
+            engine.begin(step, range(RANKS))
+            for planned in plan.of_rank(step, range(RANKS)):
                 yield make_batch(planned, engine.data_of(planned), None, False)
     finally:
         engine.close()
@@ -275,7 +276,8 @@ def resized(report: Report, place: Place) -> None:
             for step in range(first, first + steps):
                 for engine, ranks in zip(engines, ranges, strict=True):
                     before = engine.wait_s
-                    for planned in engine.begin(step, ranks):
+                    engine.begin(step, ranks)
+                    for planned in plan.of_rank(step, ranks):
                         engine.data_of(planned)
                     if first:
                         waits.append(engine.wait_s - before)

@@ -120,7 +120,8 @@ def served(
     found: Served = []
     for step in steps:
         for engine, ranks in zip(engines, ranges, strict=True):
-            for planned in engine.begin(step, ranks):
+            engine.begin(step, ranks)
+            for planned in engine.plan.of_rank(step, ranks):
                 rows = engine.data_of(planned)
                 found.append((step, planned.logical_rank, [bytes_of(row) for row in rows]))
         meanwhile(step)

@@ -21,7 +21,8 @@ def parts(dataset: str) -> tuple[DatasetReader, BatchPlan]:
 
 
 def micro_batches(engine: DataEngine, step: int, ranks: range) -> list[tuple[MicroBatchPlan, Any]]:
-    return [(planned, engine.data_of(planned)) for planned in engine.begin(step, ranks)]
+    engine.begin(step, ranks)
+    return [(planned, engine.data_of(planned)) for planned in engine.plan.of_rank(step, ranks)]
 
 
 def engine_of(parts: tuple[DatasetReader, BatchPlan], preprocess: Any = None) -> DataEngine:

@@ -12,10 +12,10 @@ from tests.tasks import NetTask
 
 def test_bf16_runs_forward_in_it_and_keeps_weights() -> None:
     layer = torch.nn.Linear(4, 4)
-    with autocast("bf16"):
+    with autocast("bf16", torch.device("cpu")):
         out = layer(torch.ones(2, 4))
     assert (out.dtype, layer.weight.dtype) == (torch.bfloat16, torch.float32)
-    with autocast("fp32"):
+    with autocast("fp32", torch.device("cpu")):
         assert layer(torch.ones(2, 4)).dtype == torch.float32
 
 

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import torch
 
-from elastic_trainer.training.randomness import seed_everything
+from elastic_trainer.training.randomness import seed_everything, stream
 
 
 def drawn(*parts: int) -> tuple[float, float, float]:
-    seed_everything(*parts)
+    seed_everything(stream(*parts))
     return float(torch.rand(1)), float(np.random.rand()), random.random()
 
 

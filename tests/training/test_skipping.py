@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elastic_trainer.data.reader import DatasetReader
-from elastic_trainer.training.randomness import seed_everything
+from elastic_trainer.training.randomness import seed_everything, stream
 from tests import harness_worker
 from tests.harness import Harness, Outcome, settings_for
 from tests.rotation import rotating
@@ -59,7 +59,7 @@ def plain(dataset: str) -> tuple[dict[int, float], list[int], np.ndarray]:
     settings = settings_for(dataset, steps=STEPS)
     rows = DatasetReader(dataset).rows(np.arange(508))
     x, y = torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"])
-    seed_everything(settings.seed)
+    seed_everything(stream(settings.seed))
     model = nn.Linear(6, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses, skipped = {}, []

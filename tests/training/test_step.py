@@ -82,9 +82,9 @@ def test_losses_and_weights_equal_a_plain_loop(dataset: str) -> None:
     torch.manual_seed(0)
     rows = DatasetReader(dataset).rows(torch.arange(508).numpy())
     x, y = torch.from_numpy(rows["x"]), torch.from_numpy(rows["y"])
-    from elastic_trainer.training.randomness import seed_everything
+    from elastic_trainer.training.randomness import seed_everything, stream
 
-    seed_everything(settings.seed)
+    seed_everything(stream(settings.seed))
     model = nn.Linear(6, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     order = settings.plan.order
