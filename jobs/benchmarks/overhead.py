@@ -2,9 +2,11 @@
 
 Both train in the same two processes over the same process group, in blocks of 20 steps in the order A B B A; a ratio is
 of two neighbouring blocks over the same samples. DDP takes its micro-batches by index from tensors in memory, ours as
-ever from the dataset folder. The processes are started anew a few times: where a side's tensors happen to lie changes
-the speed of a convolution by several percent for as long as they live. Beside them DDP with one batch a rank: what
-small micro-batches cost by themselves. In the end both sides must have the same parameters, but for rounding.
+ever from the dataset folder. Where a side's tensors happen to lie changes the speed of a convolution by several percent
+for as long as the processes live; so they are started anew several times, each time with gaps of other sizes between
+the sides' memory, and the interval is that of drawing sessions, and blocks within them. Beside them DDP with one batch
+a rank: what small micro-batches cost by themselves. In the end both sides must have the same parameters, but for
+rounding.
 
     python -m jobs.benchmarks.overhead [--quick] [--json FILE]
 """
@@ -50,8 +52,9 @@ RANKS = 2
 BLOCK = 20  # steps
 LOGICAL_RANKS = 8
 WARM_BLOCKS = 1
-PAIRS = 8  # of blocks in a session of fresh processes
-SESSIONS, SESSIONS_QUICK = 4, 1
+PAIRS = 4  # of blocks in a session of fresh processes
+SESSIONS, SESSIONS_QUICK = 8, 2
+LARGEST_GAP = 1 << 20  # bytes
 # activations are allocated from the heap: to map and unmap memory for each costs both sides more than they differ by
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 ROWS = 16_384  # few enough to be made in seconds
@@ -195,15 +198,19 @@ class Theirs:
             self._optimizer.step()
 
 
-def rank_main(rank: int, case_number: int, folder: str, port: int, results: Any) -> None:
+def rank_main(rank: int, case_number: int, session: int, folder: str, port: int, results: Any) -> None:
     """All of one rank; rank 0 tells the figures."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     case = CASES[case_number]
     settings = settings_of(case, folder, steps=(PAIRS + WARM_BLOCKS + 2) * BLOCK)
+    sizes = np.random.default_rng(session).integers(64, LARGEST_GAP, 3)
+    gaps = [torch.empty(int(sizes[0]), dtype=torch.uint8)]
     ours = Ours(case, settings, rank, port)
+    gaps.append(torch.empty(int(sizes[1]), dtype=torch.uint8))
     start = copy.deepcopy(ours.model)
     same = Theirs(case, settings, ours.run.logical_ranks, start, whole=False)
+    gaps.append(torch.empty(int(sizes[2]), dtype=torch.uint8))
     whole = Theirs(case, settings, ours.run.logical_ranks, start, whole=True)
     times: dict[str, list[float]] = {"ours": [], "DDP, same micro-batches": [], "DDP, one batch a rank": []}
 
@@ -235,10 +242,18 @@ def _difference(one: nn.Module, other: nn.Module) -> float:
     return float((mine - theirs).norm() / theirs.norm())
 
 
-def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """The 95 % interval of the median, by drawing the ratios again and again."""
+def interval(sessions: list[list[float]], draws: int = 2000) -> tuple[float, float]:
+    """The 95 % interval of the median ratio, by drawing sessions again and again, and ratios within each.
+
+    The ratios of one session have the same memory in common, so they do not count as if each had come about by itself.
+    """
     chooser = random.Random(0)
-    medians = sorted(median(chooser.choices(ratios, k=len(ratios))) for _ in range(draws))
+
+    def drawn() -> list[float]:
+        chosen = chooser.choices(sessions, k=len(sessions))
+        return [ratio for each in chosen for ratio in chooser.choices(each, k=len(each))]
+
+    medians = sorted(median(drawn()) for _ in range(draws))
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
@@ -255,20 +270,20 @@ def measure(number: int, sessions: int) -> tuple[dict[str, list[float]], float]:
     times: dict[str, list[float]] = {}
     worst = 0.0
     with _folder(CASES[number], ROWS) as folder:
-        for _ in range(sessions):
-            found, difference = _session(number, folder)
+        for session in range(sessions):
+            found, difference = _session(number, session, folder)
             for name, values in found.items():
                 times.setdefault(name, []).extend(values)
             worst = max(worst, difference)
     return times, worst
 
 
-def _session(number: int, folder: str) -> tuple[dict[str, list[float]], float]:
+def _session(number: int, session: int, folder: str) -> tuple[dict[str, list[float]], float]:
     context = mp.get_context("spawn")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
     ranks = [
-        context.Process(target=rank_main, args=(rank, number, folder, store.port, results), daemon=True)
+        context.Process(target=rank_main, args=(rank, number, session, folder, store.port, results), daemon=True)
         for rank in range(RANKS)
     ]
     for each in ranks:
@@ -292,7 +307,7 @@ def main() -> None:
         report.table(f"{case.name}, seconds a step", times)
         a, b = times["ours"], times["DDP, same micro-batches"]
         ratios = [mine / theirs for mine, theirs in zip(a, b, strict=True)]
-        low, high = interval(ratios)
+        low, high = interval([ratios[i : i + PAIRS] for i in range(0, len(ratios), PAIRS)])
         report.raw[f"{case.name}, ratios"] = ratios
         print(f"  ours / DDP: median {median(ratios):.4f}, 95 % interval {low:.4f} to {high:.4f}")
         logical = median(b) / median(times["DDP, one batch a rank"])
