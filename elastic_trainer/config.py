@@ -92,6 +92,13 @@ class TimeoutsConfig(_Section):
         600.0,
         description="Bound of one save, from the copy until it stands. Ten minutes move 100 GB at a modest rate.",
     )
+    stall_s: Seconds | None = Field(
+        None,
+        description="How long a worker may stand still in a step before it is taken for hung and replaced; 15 times "
+        "that, at least 30 s, while it uses the CPU. Unset: learned, 8 times its longest recent stay in the same "
+        "phase, at least 2 s (30 s where it waits for data, evaluates or runs other code of the task). The first times "
+        "have 300 s: they may compile.",
+    )
     fence_after_s: Seconds = Field(
         60.0,
         description="A worker that in this time neither completed a step nor was in contact with a controller ends: "

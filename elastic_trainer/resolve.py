@@ -124,6 +124,7 @@ def resolve(
         leave_s=config.timeouts.leave_s,
         save_s=config.timeouts.save_s,
         rollback_after=config.rollback_after,
+        stall_s=config.timeouts.stall_s,
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})

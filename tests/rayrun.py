@@ -41,9 +41,15 @@ def job_config(folder: Path, dataset: str, held_out: str | None, **fields: Any) 
 
 
 class CommandRun:
-    """`elastic-trainer run` on a job, or another command of the project, in a process of its own."""
+    """`elastic-trainer run` on a job, or another command of the project, in a process of its own or on a host."""
 
-    def __init__(self, folder: Path, config: dict[str, Any] | None, *command: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any] | None,
+        *command: str,
+        inside: Callable[[list[str]], list[str]] = list,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.summary_path = Path("/nonexistent")
         self.config = config or {}
@@ -51,10 +57,10 @@ class CommandRun:
         if config is not None:
             path = folder / f"job-{self.mark[:8]}.yaml"
             path.write_text(yaml.safe_dump(config))
-            arguments = [sys.executable, "-m", "elastic_trainer", "run", str(path)]
+            arguments = [sys.executable, "-m", "elastic_trainer", "run", str(path), *command]
             self.summary_path = Path(config["storage"]) / str(config["name"]) / "summary.json"
         self.process = subprocess.Popen(
-            arguments,
+            inside(arguments),
             cwd=ROOT,
             env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,

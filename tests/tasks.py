@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -255,6 +257,61 @@ class StuckTask(NetTask):
         print("stuck now", flush=True)
         time.sleep(600)
         return super().loss(model, batch)
+
+
+class HangingTask(NetTask):
+    """Comes to a stand in one way, once, on the first life of a worker."""
+
+    def __init__(self, how: str, worker_id: int, step: int) -> None:
+        super().__init__(delay_s=0.002)
+        self.how = how
+        self.worker_id = worker_id
+        self.step = step
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def preprocess(self, row: Any, rng: Any) -> Any:
+        if self._is_due("loader", ahead=6):
+            threading.Event().wait()
+        return row
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        for how in ("deadlock", "spin", "holds the interpreter", "collects garbage"):
+            if self._is_due(how):
+                getattr(self, f"_{how.replace(' ', '_')}")()
+        return super().loss(model, batch)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        if self._is_due("evaluates long"):
+            time.sleep(20)
+            self.worker_id = -1
+        return super().evaluate(model, batch)
+
+    def _is_due(self, how: str, ahead: int = 0) -> bool:
+        worker = self.run.worker
+        is_first = worker.worker_id == self.worker_id and worker.incarnation == 0
+        return how == self.how and is_first and self.run.steps_done + ahead >= self.step
+
+    def _deadlock(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    def _spin(self) -> None:
+        while True:
+            pass
+
+    def _holds_the_interpreter(self) -> None:
+        ctypes.PyDLL(None).sleep(3600)  # a call that does not let other threads of Python run
+
+    def _collects_garbage(self) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            ctypes.PyDLL(None).usleep(0)
+            sum(range(2_000_000))
+        self.worker_id = -1
 
 
 class ForkingTask(NetTask):

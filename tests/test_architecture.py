@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {
     "training/settings.py": "training/test_run.py",
     "control/rules.py": "control/test_machine.py",  # the machine's rules and what they share
     "control/membership.py": "control/test_machine.py",
+    "control/watched.py": "control/test_suspicion.py",
     "storage/client.py": "storage/test_object_store.py",  # each client runs every test of the store
     "storage/local_client.py": "storage/test_object_store.py",
     "storage/fsspec_client.py": "storage/test_object_store.py",

@@ -150,7 +150,10 @@ class Chronicle:
                 self.tell(effect.reason)
             case f.StartStore() if effect.reason != "first start":
                 self.tell(effect.reason)
-            case f.Tell() | f.KillWorker() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
+            case f.KillWorker():
+                self._lost.add(effect.worker)
+                self.tell(f"{effect.worker}: {effect.reason}")
+            case f.Tell() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
                 self.tell(effect.reason)
 
     def _notice(self) -> None:

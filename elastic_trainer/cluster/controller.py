@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from elastic_trainer.checkpoint.retention import Retention
+from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.chronicle import Chronicle
 from elastic_trainer.cluster.messages import Acknowledged, Report
 from elastic_trainer.cluster.records import Records, open_records
@@ -124,11 +125,13 @@ class Controller:
 
     # ---- for the node agents
 
-    async def report(self, term: int, reports: list[Report]) -> Acknowledged:
-        """Take what workers of a node report; returns which lines stand in files."""
+    async def report(self, term: int, reports: list[Report], beat: e.Beat) -> Acknowledged:
+        """Take what workers of a node report, and how they are; returns which lines stand in files."""
         await self._is_ready.wait()
         if self._problem:
             await asyncio.Event().wait()  # this controller ends; the agents keep what they have for the next one
+        self._units.heard(beat)
+        await self._events.put(beat)  # first: it tells on which node the workers are
         for report in reports:
             if report.process is not None:
                 self._chronicle.processes[report.worker] = report.process
@@ -161,11 +164,12 @@ class Controller:
             self._spawn(self._watch_store(self._store))
         while not self._is_ending:
             deadline = self._machine.next_deadline()
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            asked_at = time.monotonic()
+            timeout = None if deadline is None else max(0.0, deadline - asked_at)
             try:
                 event = await asyncio.wait_for(self._events.get(), timeout)
             except TimeoutError:
-                event = e.TimePassed()
+                event = e.TimePassed(time.monotonic() - asked_at - (timeout or 0.0))
             self._handle(event)
 
     async def _begin_at_last(self) -> e.RunBegan:
@@ -245,7 +249,9 @@ class Controller:
             case f.StartWorker():
                 self._spawn(self._units.start(effect.worker))
             case f.KillWorker():
-                self._spawn(self._units.kill(effect.worker))
+                self._spawn(self._kill(effect))
+            case f.ProbeHosts():
+                self._spawn(self._probe(effect))
             case f.FormGeneration():
                 self._units.send(effect.ranks, effect)
             case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration() | f.SettleSave():
@@ -273,6 +279,13 @@ class Controller:
         await self._events.put(outcome)
         if isinstance(outcome, e.StepSaved):
             await self._records.tidy(self._chronicle)
+
+    async def _kill(self, effect: f.KillWorker) -> None:
+        if stacks := await self._units.kill(effect.worker, with_stacks=effect.is_hung):
+            self._chronicle.tell(f"{effect.worker} was doing:\n{stacks}")
+
+    async def _probe(self, effect: f.ProbeHosts) -> None:
+        await self._events.put(e.HostsProbed(effect.nodes, await self._units.probe(effect.nodes)))
 
     async def _start_store(self) -> None:
         number = next(self._store_numbers)
@@ -376,6 +389,7 @@ def make_controller(spec: ControllerSpec) -> ActorHandle:
             num_cpus=0,
             max_restarts=-1,
             max_concurrency=1000,
+            resources=placement.on_head(),
         )
         .remote(spec)
     )

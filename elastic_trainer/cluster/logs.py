@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import signal
+import time
 from collections.abc import Callable
 
 import ray
 
+from elastic_trainer.cluster.processes import ProcessId, kill_all
 from elastic_trainer.errors import ElasticTrainerError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.vocabulary import Worker
@@ -15,11 +18,21 @@ from elastic_trainer.vocabulary import Worker
 KEPT_BYTES = 256 << 10  # of each stream of a worker that is gone: its last words
 READ_BYTES = 1 << 20  # of one answer
 FOLDER = "logs"
+STACKS = signal.SIGUSR2  # a worker answers it with the stacks of its threads, whatever holds its interpreter
+STACKS_S = 0.1  # until they are written
 
 
 def log_since(pid: int, since: dict[str, int]) -> dict[str, str]:
     """The text of a process's streams (`out`, `err`) from these byte offsets on."""
     return {stream: _read(path, since.get(stream, 0), READ_BYTES) for stream, path in _files(pid).items()}
+
+
+def stacks_of(process: ProcessId) -> str:
+    """What the threads of a worker's process are doing, by its own word; a process that is stopped says nothing."""
+    before = {stream: os.path.getsize(path) for stream, path in _files(process.pid).items()}
+    kill_all([process], STACKS)
+    time.sleep(STACKS_S)
+    return log_since(process.pid, before).get("err", "").strip()
 
 
 def keep_log(open_store: Callable[[], ObjectStore], pid: int, worker: Worker) -> None:

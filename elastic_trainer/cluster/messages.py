@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control.effects import Order
-from elastic_trainer.control.events import Event
+from elastic_trainer.control.events import Event, Whereabouts
 from elastic_trainer.observability.lines import Line
 from elastic_trainer.vocabulary import NO_GENERATION, Token, Worker
 
@@ -24,6 +24,7 @@ class Report:
     lines: tuple[Line, ...] = ()
     events: tuple[Event, ...] = ()
     process: ProcessId | None = None  # once, when the worker begins
+    where: Whereabouts | None = None  # with every exchange
 
 
 class Acknowledged(NamedTuple):

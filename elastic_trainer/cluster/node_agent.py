@@ -22,20 +22,23 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from elastic_trainer.cluster.in_order import InOrder
 from elastic_trainer.cluster.inventory import Inventory
-from elastic_trainer.cluster.logs import keep_log, log_since
+from elastic_trainer.cluster.logs import keep_log, log_since, stacks_of
 from elastic_trainer.cluster.messages import Acknowledged, Orders, Report
 from elastic_trainer.cluster.processes import ProcessId, kill_all, memory_kills, with_mark
+from elastic_trainer.cluster.pulse_taker import PulseTaker
 from elastic_trainer.cluster.worker import MARK, mark_of
 from elastic_trainer.control.effects import Order
-from elastic_trainer.control.events import FoundWorker
+from elastic_trainer.control.events import Beat, FoundWorker
 from elastic_trainer.errors import Fenced, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.storage.probe import sees_marker
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import NAMESPACE, Worker
 
-BEAT_S = 1.0  # how late workers without rank 0 learn which of their lines are safe, and that a controller lives
+BEAT_S = 0.15  # how old the controller's picture of this node gets; `control/suspicion.py` counts on it
+MEMORY_S = 1.0  # between looks at the kernel's count of processes killed for want of memory
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get
+CONNECT_S = 0.4  # a packet that is lost once is sent again after 0.2 s
 AGAIN_S = 0.2  # between tries to reach a controller; one is back 1.4 s after its death
 
 
@@ -45,6 +48,7 @@ class AgentSpec:
 
     run_mark: str
     node_id: str
+    host: tuple[str, str]  # its name and its address
     settings: TrainSettings
     orphan_s: float
 
@@ -65,6 +69,7 @@ class NodeAgent:
         self._groups: dict[Worker, PlacementGroup] = {}
         self._in_order: dict[Worker, InOrder[Report]] = {}
         self._inventory = Inventory()
+        self._pulses = PulseTaker()
         self._acknowledged = Acknowledged()
         self._memory_kills = deque([memory_kills()], maxlen=3)  # at the last beats
         self._uploads: set[asyncio.Task[None]] = set()
@@ -107,12 +112,18 @@ class NodeAgent:
             self._orders.setdefault(worker, []).append(order)
             self._has_order.setdefault(worker, asyncio.Event()).set()
 
-    async def reap(self, term: int, worker: Worker) -> None:
-        """Kill what is left of a worker: its process and every process that descends from it."""
+    async def reap(self, term: int, worker: Worker, with_stacks: bool = False) -> str:
+        """Kill what is left of a worker: its process and every process that descends from it.
+
+        Returns:
+            What its threads were doing, if that was asked for and the process told.
+        """
         self._refuse_older(term)
         process = self._processes.get(worker)
+        stacks = await asyncio.to_thread(stacks_of, process) if with_stacks and process is not None else ""
         await asyncio.to_thread(self._kill, [worker])
         self._inventory.forget(worker)
+        self._pulses.forget(worker)
         self._in_order.pop(worker, None)
         self._groups.pop(worker, None)
         self._orders.pop(worker, None)
@@ -121,6 +132,12 @@ class NodeAgent:
             upload = asyncio.to_thread(keep_log, self._spec.settings.open_store, process.pid, worker)
             self._uploads.add(task := asyncio.ensure_future(upload))
             task.add_done_callback(self._uploads.discard)
+        return stacks
+
+    async def reach(self, hosts: dict[str, tuple[str, int]]) -> list[str]:
+        """Which of these nodes, with address and port of something that listens there, cannot be connected to."""
+        tried = await asyncio.gather(*(_can_connect(*where) for where in hosts.values()))
+        return [node for node, is_there in zip(hosts, tried, strict=True) if not is_there]
 
     async def kept_logs(self) -> None:
         """Returns when the logs of workers that were reaped are in the storage."""
@@ -183,6 +200,8 @@ class NodeAgent:
         if report.process is not None:
             self._processes[report.worker] = report.process
             self._inventory.began(report.worker)
+        if report.where is not None:
+            self._pulses.told(report.worker, report.where)
         for line in report.lines:
             self._inventory.recorded(report.worker, line)
         for event in report.events:
@@ -198,9 +217,13 @@ class NodeAgent:
             self._has_report.clear()
             await self._send()
 
+    def _beat(self) -> Beat:
+        host, address = self._spec.host
+        return Beat(self._spec.node_id, host, address, self._pulses.take(self._processes))
+
     async def _count_memory_kills(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(MEMORY_S)
             self._memory_kills.append(memory_kills())
 
     async def _send(self) -> None:
@@ -213,7 +236,7 @@ class NodeAgent:
 
     async def _reaches(self, controller: ActorHandle, batch: list[Report]) -> bool:
         self._has_another.clear()
-        answer = asyncio.ensure_future(controller.report.remote(self._term, batch))
+        answer = asyncio.ensure_future(controller.report.remote(self._term, batch, self._beat()))
         another = asyncio.ensure_future(self._has_another.wait())
         await asyncio.wait((answer, another), return_when=asyncio.FIRST_COMPLETED)
         another.cancel()
@@ -233,7 +256,7 @@ class NodeAgent:
 
     async def _end_when_orphaned(self) -> None:
         while time.monotonic() - self._heard_at < self._spec.orphan_s:
-            await asyncio.sleep(min(BEAT_S, self._spec.orphan_s / 10))
+            await asyncio.sleep(min(MEMORY_S, self._spec.orphan_s / 10))
         print(f"no controller for {self._spec.orphan_s:g} s: the workers of this node end", file=sys.stderr, flush=True)
         await asyncio.to_thread(self._end_everything)
 
@@ -249,6 +272,15 @@ class NodeAgent:
         for group in self._groups.values():
             remove_placement_group(group)
         os._exit(0)
+
+
+async def _can_connect(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CONNECT_S)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def agent_name(run_name: str, node_id: str) -> str:

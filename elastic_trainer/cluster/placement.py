@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import ray
 from ray import PlacementGroupID
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
     placement_group_table,
 )
+
+HEAD = "node:__internal_head__"  # the resource by which Ray marks it
+
+
+class GroupGone(Exception):
+    """A placement group does not exist any more."""
 
 
 def workers_that_fit(resources_per_worker: Mapping[str, float], *, beside_cpus: int = 0) -> int:
@@ -68,23 +75,56 @@ def _find(name: str) -> PlacementGroup | None:
 
 
 def is_reserved(group: PlacementGroup, timeout_s: float) -> bool:
-    """Wait until a unit's resources are there; blocks."""
-    return bool(group.wait(timeout_s))
+    """Wait until a unit's resources are there; blocks.
+
+    Raises:
+        GroupGone: Somebody has removed the group.
+    """
+    try:
+        return bool(group.wait(timeout_s))
+    except RayError:
+        raise
+    except Exception as error:  # Ray has no class for it
+        raise GroupGone(str(error)) from None
 
 
 def node_of(group: PlacementGroup) -> str:
-    """The node id on which a reserved unit lies; blocks for one round trip."""
+    """The node id on which a reserved unit lies, empty while Ray moves it; blocks for one round trip."""
     nodes = placement_group_table(group)["bundles_to_node_id"]
-    return str(next(iter(nodes.values())))
+    return str(next(iter(nodes.values()), ""))
 
 
 def _is_of_interest(name: str) -> bool:
     return not name.startswith(("node:", "memory", "object_store_memory", "bundle_"))
 
 
-def describe_node(node_id: str) -> str:
-    """A node in words: its name and address."""
+def on_head() -> dict[str, float]:
+    """Resources that put an actor on the cluster's head: it is the last to go, and the cluster goes with it.
+
+    Not a soft affinity, which Ray 2.60 heeds for some actors without CPUs and not for others.
+    """
+    has_mark = any(node["Alive"] and HEAD in node["Resources"] for node in ray.nodes())
+    return {HEAD: 0.001} if has_mark else {}
+
+
+def is_on(group: PlacementGroup, node_id: str) -> bool:
+    """Whether Ray still takes a unit to lie on this node."""
+    found = placement_group_table(group)
+    return found["state"] == "CREATED" and node_id in found["bundles_to_node_id"].values()
+
+
+def host_of(node_id: str) -> tuple[str, str]:
+    """A node's name and address."""
     for node in ray.nodes():
         if node["NodeID"] == node_id:
-            return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-    return node_id[:12]
+            return str(node["NodeManagerHostname"]), str(node["NodeManagerAddress"])
+    return node_id[:12], ""
+
+
+def listening(nodes: Collection[str]) -> dict[str, tuple[str, int]]:
+    """By node, address and port of its raylet, as far as Ray takes it to live."""
+    return {
+        node["NodeID"]: (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] in nodes
+    }

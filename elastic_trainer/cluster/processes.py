@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterable
 from typing import NamedTuple
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
 
 class ProcessId(NamedTuple):
     """A process, for life: `start_ticks` is the kernel's start time in clock ticks since boot."""
@@ -85,6 +87,28 @@ def memory_kills() -> int:
     with open("/proc/vmstat") as file:
         counters = dict(line.split() for line in file)
     return int(counters.get("oom_kill", 0))
+
+
+class Look(NamedTuple):
+    """A process at one moment: the kernel's letter for its main thread's state, and its CPU time in seconds."""
+
+    state: str
+    cpu_s: float
+
+
+def look_at(processes: Iterable[ProcessId]) -> Look | None:
+    """The state of the first of `processes`, and the CPU time of all that live; None when the first does not."""
+    state, ticks = "", 0
+    for process in processes:
+        fields = _stat(process.pid)
+        is_itself = fields is not None and int(fields[19]) == process.start_ticks
+        if fields is None or not is_itself:
+            if not state:
+                return None
+            continue
+        state = state or fields[0]
+        ticks += int(fields[11]) + int(fields[12])
+    return Look(state, ticks / _TICKS_PER_S)
 
 
 def _all_pids() -> list[int]:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import ray
 from ray.actor import ActorHandle
 
+from elastic_trainer.cluster import placement
 from elastic_trainer.vocabulary import NAMESPACE
 
 IDLE_S = 3600  # of one store operation on the server's own client, which is hardly used
@@ -48,7 +49,7 @@ class RendezvousStore:
 
 
 def make_store(run_name: str, number: int, orphan_s: float) -> ActorHandle:
-    """Start the run's `number`-th store."""
+    """Start the run's `number`-th store, beside the controller: one host less whose loss matters."""
     handle: ActorHandle = (
         ray.remote(RendezvousStore)
         .options(
@@ -58,6 +59,7 @@ def make_store(run_name: str, number: int, orphan_s: float) -> ActorHandle:
             num_cpus=0,
             max_restarts=0,
             max_concurrency=100,
+            resources=placement.on_head(),
         )
         .remote(orphan_s)
     )

@@ -6,6 +6,7 @@ All of them are detached and named, so that they outlive a controller and the ne
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_trainer.cluster import placement
-from elastic_trainer.cluster.node_agent import AgentSpec, make_agent
+from elastic_trainer.cluster.node_agent import AgentSpec, agent_name, make_agent
 from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
@@ -26,6 +27,9 @@ from elastic_trainer.vocabulary import NAMESPACE, Stage, Worker
 
 ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
 LOGS_S = 5.0  # for what workers printed to reach the storage, at the end of a run
+SILENT_S = 0.9  # as control/suspicion.py has it
+REAP_S = 10.0  # killing takes milliseconds
+PROBE_S = 1.0  # a connection that is possible stands in milliseconds
 PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
 
 
@@ -85,8 +89,13 @@ class Units:
         self._put = put
         self._spawn = spawn
         self._groups: dict[int, PlacementGroup] = {}
-        self._agents: dict[str, ActorHandle] = {}  # by node id, or by name when an earlier term made it
+        self._agents: dict[str, ActorHandle] = {}  # by name
         self.living: dict[Worker, Unit] = {}
+        self._given_up: dict[Worker, Unit] = {}  # until they are known to be killed
+        self._heard_at: dict[str, float] = {}  # by node id
+        self._node_of: dict[Worker, str] = {}
+        self._moves: dict[int, int] = {}  # by worker id: how often it had to look for another place
+        self._held_back: list[PlacementGroup] = []
         self.is_ending = False
 
     # ---- an earlier term's
@@ -154,6 +163,9 @@ class Units:
             await self._place_and_start(worker)
         except StorageNotShared as problem:
             self._put(e.NodeRefused(worker, str(problem)))
+        except placement.GroupGone as problem:
+            self._groups.pop(worker.worker_id, None)
+            self._put(e.WorkerLost(worker, f"its place was taken away: {problem}"))
         except RayError as error:  # such as a node agent that died just now
             self._put(e.WorkerLost(worker, f"it could not be started: {error!r}"))
 
@@ -161,13 +173,19 @@ class Units:
         spec = self._spec
         group = self._groups.get(worker.worker_id)
         if group is None:
-            name = f"unit:{spec.run_name}:{worker.worker_id}"
+            moves = self._moves.get(worker.worker_id, 0)
+            name = f"unit:{spec.run_name}:{worker.worker_id}" + (f":{moves}" if moves else "")
             group = self._groups[worker.worker_id] = await asyncio.to_thread(placement.reserve, name, spec.resources)
         while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
             if self.is_ending:
                 return
         self._put(e.WorkerPlaced(worker))
         node_id = await asyncio.to_thread(placement.node_of, group)
+        while not node_id or self._is_silent(node_id):  # what starts there would be waited for in vain
+            await asyncio.sleep(PLACE_POLL_S)
+            if self.is_ending:
+                return
+            node_id = await asyncio.to_thread(placement.node_of, group)
         agent = await self._agent_of(node_id)
         await agent.adopt.remote(self._term, worker, group)
         if self.is_ending:
@@ -212,19 +230,23 @@ class Units:
         return handle
 
     async def _agent_of(self, node_id: str) -> ActorHandle:
-        agent = self._agents.get(node_id)
+        name = self._agent_name(node_id)
+        agent = self._agents.get(name)
         if agent is None:
             spec = self._spec
-            agent = make_agent(spec.run_name, AgentSpec(spec.run_mark, node_id, spec.settings, spec.orphan_s))
+            host = await asyncio.to_thread(placement.host_of, node_id)
+            agent = make_agent(spec.run_name, AgentSpec(spec.run_mark, node_id, host, spec.settings, spec.orphan_s))
             await agent.attach.remote(self._term, self._controller)
             if problem := await agent.look_at_storage.remote(self._marker):
                 raise StorageNotShared(
-                    f"node {await asyncio.to_thread(placement.describe_node, node_id)} {problem}. Use a file system "
-                    "that all nodes share, or s3://…"
+                    f"node {host[0]} ({host[1]}) {problem}. Use a file system that all nodes share, or s3://…"
                 )
-            self._agents[node_id] = agent
-            self._spawn(self._watch_agent(node_id, agent))
+            self._agents[name] = agent
+            self._spawn(self._watch_agent(name, agent))
         return agent
+
+    def _agent_name(self, node_id: str) -> str:
+        return agent_name(self._spec.run_name, node_id)
 
     # ---- watching
 
@@ -269,16 +291,68 @@ class Units:
         for agent, orders in by_agent.items():
             agent.deliver.remote(self._term, orders)
 
-    async def kill(self, worker: Worker) -> None:
-        """End a worker's process and its children; its death is told by an event."""
-        if (unit := self.living.get(worker)) is not None:
-            await self._reap(worker, unit.agent)
+    async def kill(self, worker: Worker, *, with_stacks: bool = False) -> str:
+        """End a worker's process and its children; returns what its threads were doing, if that was asked for."""
+        if (unit := self.living.pop(worker, None)) is not None:
+            self._given_up[worker] = unit
+        elif (unit := self._given_up.get(worker)) is None:
+            return ""
+        self._make_room(worker)
+        stacks = await self._reap(worker, unit.agent, with_stacks)
+        if stacks is None:  # its node does not answer; when it is back the worker is killed again
+            return ""
+        self._given_up.pop(worker, None)
+        return stacks
 
-    async def _reap(self, worker: Worker, agent: ActorHandle) -> None:
+    async def _reap(self, worker: Worker, agent: ActorHandle, with_stacks: bool = False) -> str | None:
         try:
-            await agent.reap.remote(self._term, worker)
-        except RayError:
-            pass  # its workers end without it
+            return str(await asyncio.wait_for(agent.reap.remote(self._term, worker, with_stacks), REAP_S))
+        except (RayError, TimeoutError):
+            return None  # its workers end without it
+
+    def heard(self, beat: e.Beat) -> None:
+        """A node's agent has spoken."""
+        self._heard_at[beat.node] = time.monotonic()
+        for pulse in beat.pulses:
+            self._node_of[pulse.worker] = beat.node
+
+    def _is_silent(self, node_id: str) -> bool:
+        heard_at = self._heard_at.get(node_id)
+        return heard_at is not None and time.monotonic() - heard_at > SILENT_S
+
+    def _make_room(self, worker: Worker) -> None:
+        """Where a worker's node is silent, ask for resources elsewhere.
+
+        What it had is kept until the node speaks or Ray takes it for dead: else Ray would offer it again.
+        """
+        group, node_id = self._groups.get(worker.worker_id), self._node_of.get(worker)
+        if group is not None and node_id is not None and self._is_silent(node_id):
+            del self._groups[worker.worker_id]
+            self._moves[worker.worker_id] = self._moves.get(worker.worker_id, 0) + 1
+            self._spawn(self._release_later(group, node_id))
+
+    async def _release_later(self, group: PlacementGroup, node_id: str) -> None:
+        self._held_back.append(group)
+        while self._is_silent(node_id) and await asyncio.to_thread(placement.is_on, group, node_id):
+            await asyncio.sleep(PLACE_POLL_S)
+        self._held_back.remove(group)
+        await asyncio.to_thread(remove_placement_group, group)
+
+    async def probe(self, nodes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        """Which pairs of these nodes cannot reach each other, by their agents' word."""
+        where = await asyncio.to_thread(placement.listening, nodes)
+        asked = [node for node in nodes if self._agent_name(node) in self._agents and node in where]
+
+        async def ask(node: str) -> list[str]:
+            others = {other: where[other] for other in asked if other != node}
+            try:
+                return list(await asyncio.wait_for(self._agents[self._agent_name(node)].reach.remote(others), PROBE_S))
+            except (RayError, TimeoutError):
+                return []  # a silent node is another matter
+
+        answers = await asyncio.gather(*map(ask, asked))
+        pairs = {(min(a, b), max(a, b)) for a, found in zip(asked, answers, strict=True) for b in found}
+        return tuple(sorted(pairs))
 
     async def end_all(self, order: f.EndRun, own_words_s: float) -> list[Worker]:
         """End every actor and placement group; returns the workers that did not return by themselves in time."""
@@ -290,7 +364,7 @@ class Units:
         for unit in units.values():
             ray.kill(unit.actor)
         await asyncio.gather(*(self._reap(worker, unit.agent) for worker, unit in units.items()))
-        for group in self._groups.values():
+        for group in [*self._groups.values(), *self._held_back]:
             await asyncio.to_thread(remove_placement_group, group)
         await self._await_logs({unit.agent for unit in units.values()})
         # by name: what was being started just now is known to nobody yet

@@ -5,6 +5,7 @@ While `run()` is in the main thread no Ray call reaches the actor, so orders com
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import sys
@@ -17,6 +18,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from elastic_trainer.cluster.logs import STACKS
 from elastic_trainer.cluster.messages import Orders, Report
 from elastic_trainer.cluster.outbox import Outbox
 from elastic_trainer.cluster.processes import this_process
@@ -65,6 +67,7 @@ class WorkerActor:
 
     def run(self, agent: ActorHandle, spec: WorkerSpec) -> None:
         """Live as this worker until the run ends."""
+        faulthandler.register(STACKS, file=2, all_threads=True)
         link = _Link(agent, spec.worker, spec.fence_after_s)
         link.begin()
         for path in reversed(spec.import_paths):
@@ -155,7 +158,8 @@ class _Link:
 
     def _exchange(self) -> None:
         with self._sending:
-            report = Report(self._worker, next(self._numbers), self.outbox.take())
+            where = None if self._mailbox is None else self._mailbox.position.look()
+            report = Report(self._worker, next(self._numbers), self.outbox.take(), where=where)
             asked = self._agent.exchange.remote(report)
         answer: Orders = ray.get(asked)
         if answer.term != self._term:

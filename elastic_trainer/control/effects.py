@@ -20,9 +20,18 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """End a worker's process and its children."""
+    """End a worker's process and its children; `is_hung`: after its stacks have been kept for people to read."""
 
     worker: Worker
+    reason: str
+    is_hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeHosts:
+    """Let these nodes try to reach each other."""
+
+    nodes: tuple[str, ...]
     reason: str
 
 
@@ -145,6 +154,7 @@ class EndRun:
 Effect = (
     StartWorker
     | KillWorker
+    | ProbeHosts
     | FormGeneration
     | AbortGeneration
     | ParkGeneration

@@ -22,14 +22,68 @@ class Left(StrEnum):
 
 
 class TaskPhase(StrEnum):
-    """Which part of the user's task was running."""
+    """Where a worker's main thread is: which part of the task runs, or what the worker waits for."""
 
     BUILD = "build"
+    WAIT = "wait"  # for an order, outside any group
+    FORM = "form"  # for the others, to form the group
+    STATE = "state"  # for the run's state
     DATA = "data"
     LOSS = "loss"
+    REDUCE = "reduce"  # for the others, in a collective
     APPLY = "apply"
+    BETWEEN = "between steps"
     EVALUATE = "evaluate"
+    SAVE = "save"
     END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a worker's main thread is, after so many done steps.
+
+    `mark` counts the stays in phases: while it stays the same nothing goes on. `stays` and `longest_s` are of the last
+    stays in this phase that ended.
+    """
+
+    phase: TaskPhase
+    steps: int
+    mark: int
+    stays: int
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How a worker is, as its node agent sees it.
+
+    `where` is what it told last, `told_s` ago; None before that. `is_stopped`: the system does not let its process run.
+    `is_busy`: its process or a child of it used the CPU, wanted to or waited for a disk in the last second.
+    """
+
+    worker: Worker
+    where: Whereabouts | None
+    told_s: float
+    is_stopped: bool
+    is_busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A node agent lives, and so do these workers of its; `host` names the node to people, `address` to sockets."""
+
+    node: str
+    host: str
+    address: str
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostsProbed:
+    """Pairs of these nodes that could not reach each other when they were asked to try."""
+
+    nodes: tuple[str, ...]
+    unreachable: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +314,9 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """A deadline came; what it means is for the machine to say."""
+    """A deadline came; what it means is for the machine to say. `late_s`: so much later than it was due."""
+
+    late_s: float = 0.0
 
 
 Event = (
@@ -284,5 +340,7 @@ Event = (
     | StoreReady
     | StoreLost
     | StopRequested
+    | Beat
+    | HostsProbed
     | TimePassed
 )

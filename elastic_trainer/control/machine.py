@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from elastic_trainer.control import events as e
-from elastic_trainer.control import laws, membership, quorum, recovery, rollback, rules, saving
+from elastic_trainer.control import laws, membership, quorum, recovery, rollback, rules, saving, suspicion
 from elastic_trainer.control.effects import (
     AbortGeneration,
     Effect,
@@ -69,6 +69,7 @@ class Machine:
         is_stopping = state.phase is Phase.STOPPING or state.stop_by
         times: list[float | None] = [] if is_stopping else [*gone]
         times += [state.place_until, state.form_until, state.leave_until, state.stop_until]
+        times.append(suspicion.next_deadline(state, self.limits, self._now))
         if state.save is not None and (state.is_ending or not state.save.is_committing):
             times.append(state.save.until)
         times += [s.start_at for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at > self._now]
@@ -92,11 +93,11 @@ class Machine:
             case e.WorkerWarm():
                 self._warm(event, now)
             case e.WorkerLost():
-                return self._lost(event, now)
+                return membership.lost(self.state, self.limits, event, now)
             case e.NodeRefused():
                 if not self.state.has_begun and self._of(event.worker) is not None:
                     return end(self.state, RunStatus.FAILED, event.detail)
-                return self._lost(e.WorkerLost(event.worker, event.detail), now)
+                return membership.lost(self.state, self.limits, e.WorkerLost(event.worker, event.detail), now)
             case e.GroupFormed():
                 if (each := self._member(event.worker, event.token)) is not None:
                     each.formed = True
@@ -133,7 +134,12 @@ class Machine:
                 return [StartStore(f"the rendezvous store is gone ({event.cause}); the group goes on without it")]
             case e.StopRequested():
                 return self._stop(event, now)
+            case e.Beat():
+                return suspicion.heard(self.state, event, now)
+            case e.HostsProbed():
+                return suspicion.probed(self.state, self.limits, event, now)
             case e.TimePassed():
+                suspicion.excuse(self.state, event.late_s)
                 return self._time_passed(now)
             case _:
                 assert_never(event)
@@ -201,31 +207,6 @@ class Machine:
         if self.state.gather_until is None and len(quorum.ready_workers(self.state)) >= self.limits.min_workers:
             self.state.gather_until = now + self.limits.gather_s
 
-    def _lost(self, event: e.WorkerLost, now: float) -> list[Effect]:
-        each = self._of(event.worker)
-        if each is None or each.stage is Stage.GONE:
-            return []
-        was_member, stage = each.stage in MEMBER, each.stage
-        each.stage, each.holds, each.formed = Stage.GONE, None, False
-        delay = recovery.delay_before_restart(each.deaths, self.limits)
-        each.deaths += 1
-        each.start_at = now + delay
-        why = f"{event.worker} lost while {stage.value}: {event.cause}"
-        if event.out_of_memory:
-            # one shortage may take several members at once, which is one try
-            where = f"generation {self.state.token}" if was_member else f"death of {event.worker}"
-            tries = recovery.record_try(self.state, recovery.OUT_OF_MEMORY, where)
-            if tries >= self.limits.tries:
-                return end(
-                    self.state,
-                    RunStatus.FAILED,
-                    f"memory ran out {tries} times without a step done in between; last: {why}. "
-                    "Use a smaller micro_batch, fewer workers a machine, or machines with more memory.",
-                )
-        if was_member:
-            return fault(self.state, self.limits, why, now)
-        return [Tell(f"{why}; starting another in {delay:.0f} s" if delay else f"{why}; starting another")]
-
     def _joined(self, event: e.GenerationJoined) -> list[Effect]:
         each, state = self._member(event.worker, event.token), self.state
         if each is None or each.stage is not Stage.JOINING:
@@ -277,7 +258,7 @@ class Machine:
         if steps > self.state.done:
             self.state.done = steps
             self.state.first_failure = ""
-            self.state.failed_forms = 0
+            self.state.failed_forms = self.state.hung_in_a_row = 0
             for other in self.state.workers.values():
                 if other.worker in self.state.group:
                     other.deaths = 0

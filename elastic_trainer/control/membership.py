@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from elastic_trainer.control import recovery
 from elastic_trainer.control.effects import AbortGeneration, Effect, EndRun, Tell
+from elastic_trainer.control.events import WorkerLost
 from elastic_trainer.control.state import MEMBER, Limits, Phase, State, WorkerState
 from elastic_trainer.vocabulary import RunStatus, Stage, Worker
 
@@ -71,6 +72,33 @@ def fault(state: State, limits: Limits, why: str, now: float, *, is_symptom: boo
     state.quiet_until = now + recovery.delay_before_forming(state.failed_forms, limits)
     state.leave_until = now + bound
     return [AbortGeneration(state.token, left, why)]
+
+
+def lost(state: State, limits: Limits, event: WorkerLost, now: float) -> list[Effect]:
+    """A worker's process is gone, or is taken to be."""
+    each = of(state, event.worker)
+    if each is None or each.stage is Stage.GONE:
+        return []
+    was_member, stage = each.stage in MEMBER, each.stage
+    each.stage, each.holds, each.formed = Stage.GONE, None, False
+    delay = recovery.delay_before_restart(each.deaths, limits)
+    each.deaths += 1
+    each.start_at = now + delay
+    why = f"{event.worker} lost while {stage.value}: {event.cause}"
+    if event.out_of_memory:
+        # one shortage may take several members at once, which is one try
+        where = f"generation {state.token}" if was_member else f"death of {event.worker}"
+        tries = recovery.record_try(state, recovery.OUT_OF_MEMORY, where)
+        if tries >= limits.tries:
+            return end(
+                state,
+                RunStatus.FAILED,
+                f"memory ran out {tries} times without a step done in between; last: {why}. "
+                "Use a smaller micro_batch, fewer workers a machine, or machines with more memory.",
+            )
+    if was_member:
+        return fault(state, limits, why, now)
+    return [Tell(f"{why}; starting another in {delay:.0f} s" if delay else f"{why}; starting another")]
 
 
 def end(state: State, status: RunStatus, reason: str) -> list[Effect]:

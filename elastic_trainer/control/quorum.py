@@ -5,15 +5,43 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from elastic_trainer.control import reachability
 from elastic_trainer.control.state import Limits, State
 from elastic_trainer.vocabulary import Stage, Worker
 
 
 def ready_workers(state: State) -> list[Worker]:
-    """Workers that could be in a generation now, by id."""
-    return [each.worker for _, each in sorted(state.workers.items()) if each.stage is Stage.WARM]
+    """Workers that could be in a generation together now, by id."""
+    warm = [each.worker for _, each in sorted(state.workers.items()) if each.stage is Stage.WARM]
+    if not state.apart:
+        return warm
+    nodes: dict[str, list[int]] = {}
+    for worker in warm:
+        nodes.setdefault(node_of(state, worker), []).append(worker.worker_id)
+    chosen = reachability.largest(nodes, state.apart)
+    return [worker for worker in warm if node_of(state, worker) in chosen]
+
+
+def newcomers(state: State) -> list[Worker]:
+    """Workers that could join the present members, by id."""
+    present = {node_of(state, worker) for worker in state.group}
+    barred = {a for a, b in state.apart if b in present} | {b for a, b in state.apart if a in present}
+    return [worker for worker in ready_workers(state) if node_of(state, worker) not in barred]
+
+
+def node_of(state: State, worker: Worker) -> str:
+    """The node of a worker; of one that has not been heard of, a name for itself."""
+    seen = state.seen.get(worker.worker_id)
+    return seen.node if seen is not None and seen.worker == worker else str(worker)
+
+
+def untried(state: State, workers: Iterable[Worker]) -> tuple[str, ...]:
+    """The nodes of these workers, when it is not known of all of them who can reach whom."""
+    nodes = {node_of(state, worker) for worker in workers} & set(state.hosts)
+    return tuple(sorted(nodes)) if len(nodes) > 1 and not nodes <= set(state.reached) else ()
 
 
 def most_advanced(state: State) -> int | None:
@@ -43,6 +71,8 @@ def waits_for(state: State, limits: Limits, now: float) -> Missing | None:
     unheard = [steps for _, steps in state.unknown if best is None or steps > best]
     if unheard:
         return Missing("save", f"waiting to hear from the store whether step {max(unheard)} is saved")
+    if untried(state, ready):
+        return Missing("reach", "waiting to hear which hosts can reach each other")
     if now < state.quiet_until:
         return Missing("quiet", "waiting for further reports of the same fault")
     if not state.has_begun and state.gather_until is not None and now < state.gather_until:

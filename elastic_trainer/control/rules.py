@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_trainer.control import membership, quorum, ranks, rollback, saving
+from elastic_trainer.control import membership, quorum, ranks, rollback, saving, suspicion
 from elastic_trainer.control.effects import (
     Effect,
     FormGeneration,
@@ -93,7 +93,7 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     if missing is not None:
         if missing.kind == "workers" and state.stop_by:
             return end(state, RunStatus.STOPPED, f"stopped by {state.stop_by}; {missing.reason}{_saved(state)}")
-        if missing.kind == state.told or missing.kind == "quiet":
+        if missing.kind == state.told or missing.kind in ("quiet", "reach"):
             return None
         state.told = missing.kind
         return [Tell(missing.reason)]
@@ -137,7 +137,9 @@ def stop(state: State, limits: Limits, now: float) -> list[Effect] | None:
 def park(state: State, limits: Limits, now: float) -> list[Effect] | None:
     """A newcomer is let in at a step boundary."""
     room = limits.max_workers - len(state.group)
-    newcomers = quorum.ready_workers(state)[: max(0, room)]
+    newcomers = quorum.newcomers(state)[: max(0, room)]
+    if quorum.untried(state, [*state.group, *newcomers]):
+        return None
     if state.phase is not Phase.RUNNING or not newcomers or membership.all_done(state):
         return None
     state.why = f"{', '.join(map(str, newcomers))} joins"
@@ -157,7 +159,7 @@ def start_due(state: State, limits: Limits, now: float) -> list[Effect] | None:
     return [StartWorker(each.worker, reason) for each in due] or None
 
 
-RULES: tuple[Rule, ...] = (end_placing, save, settle, run_again, form, stop, park, start_due)
+RULES: tuple[Rule, ...] = (end_placing, save, suspicion.suspect, settle, run_again, form, stop, park, start_due)
 
 
 def _is_through(state: State) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from elastic_trainer.control.watched import Host, Seen
 from elastic_trainer.vocabulary import NO_GENERATION, Rollback, SavedStep, Stage, Token, Worker
 
 
@@ -45,6 +46,7 @@ class Limits:
     coalesce_s: float = 0.05  # detectors of one fault report within some 20 ms of each other on an idle machine
     gather_s: float = 30.0  # at first start the fast wait for the slow this long; who comes later joins at a boundary
     backoff_s: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+    stall_s: float | None = None  # how long a worker may stand still; None: learned from how long its phases take
     save_s: float = 600.0  # from the first copy until a save stands
     rollback_after: int | None = 3  # steps in a row that were not finite
     tries: int = 3  # the same exception this often without progress is the task's, not the machine's
@@ -125,6 +127,14 @@ class State:
     tries: list[Tries] = field(default_factory=list)
     first_failure: str = ""  # since the last progress, with rank and step
     told: str = ""  # the kind of waiting that people know of
+    hosts: dict[str, Host] = field(default_factory=dict)  # by node id
+    seen: dict[int, Seen] = field(default_factory=dict)  # by worker id
+    probe_at: float = 0.0  # not before that hosts are asked to try to reach each other
+    retry_at: float = 0.0  # nor those that could not before that
+    reached: list[str] = field(default_factory=list)  # nodes that have been asked so
+    apart: list[tuple[str, str]] = field(default_factory=list)  # pairs of them that could not
+    hung_in_a_row: int = 0  # workers killed because they stood still, without a step done in between
+    suspected: int = 0  # workers given up on suspicion, in all
 
     @property
     def is_ending(self) -> bool:
@@ -155,6 +165,9 @@ class State:
             int(worker_id): WorkerState(**{**w, "worker": Worker(*w["worker"]), "stage": Stage(w["stage"])})
             for worker_id, w in values["workers"].items()
         }
+        values["apart"] = [(a, b) for a, b in values["apart"]]
+        values["hosts"] = {node: Host(**host) for node, host in values["hosts"].items()}
+        values["seen"] = {int(worker_id): Seen.from_dict(seen) for worker_id, seen in values["seen"].items()}
         values["tries"] = [Tries(**{**t, "signature": tuple(t["signature"])}) for t in values["tries"]]
         return cls(**values)
 

@@ -86,12 +86,16 @@ class DataEngine:
         self._pool = ThreadPoolExecutor(source.threads, thread_name_prefix="prefetch")
         self._spans: dict[SpanName, Future[Span]] = {}
         self._lock = threading.Lock()
+        self._fetched: tuple[int, int, range] | None = None  # window and range that `_spans` holds
         self.wait_s = 0.0  # how long `data_of` has waited since the engine was made
 
     def begin(self, step: int, logical_ranks: range) -> None:
         """Training has come to `step`, counted over the whole run, with these logical ranks: fetch what they need."""
         epoch, window, _ = self.plan.order.window_of(step)
         self._source.follow(epoch, window, logical_ranks)
+        if self._fetched == (epoch, window, logical_ranks) and not any(map(_failed, self._spans.values())):
+            return
+        self._fetched = (epoch, window, logical_ranks)
         wanted = [SpanName(epoch, window, logical_rank) for logical_rank in logical_ranks]
         after = (epoch, window + 1) if window + 1 < self.plan.order.windows_per_epoch else (epoch + 1, 0)
         wanted += [SpanName(*after, logical_rank) for logical_rank in logical_ranks]

@@ -70,7 +70,7 @@ def _enter(load: Callable[[], TrainTask | TrainFunction], run: Run) -> None:
 
 def _report(error: BaseException, run: Run) -> CarriedState | None:
     token = run.token if run.is_in_group else None
-    failure = describe(error, run.phase)
+    failure = describe(error, run.position.phase)
     run.backend.abort()  # first: the peers are waiting in a collective
     frames, error.__traceback__ = error.__traceback__, None
     if frames is not None:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.data.batch_plan import MicroBatchPlan, evaluation_rows
 from elastic_trainer.data.dataset import Named
 from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import TaskError
+from elastic_trainer.training import precision
 from elastic_trainer.training.batches import Batch
-from elastic_trainer.training.precision import autocast
 
 if TYPE_CHECKING:
     from elastic_trainer.training.run import Evaluate, Run
@@ -40,10 +41,12 @@ def evaluate(
     """
     sums: Sums = {}
     run.buffers.begin()
-    with _evaluating(modules), torch.no_grad(), autocast(run.settings.precision, run.device):
+    with _evaluating(modules), torch.no_grad(), precision.forward(run.settings.precision, run.device):
         for batch in _batches(run, reader):
+            run.position.enter(TaskPhase.EVALUATE)
             run.raise_if_evaluation_is_pointless()
             _add(sums, evaluate_batch(batch))
+        run.position.enter(TaskPhase.EVALUATE)
         if not sums:  # without rows of its own a rank learns the names from a row that it does not count
             probe = evaluate_batch(_batch(run, reader, 0, range(1)))
             sums = dict.fromkeys(_checked(probe), (0.0, 0.0))
@@ -106,6 +109,7 @@ def _add(sums: Sums, found: object) -> None:
 
 
 def _reduced(sums: Sums, run: Run) -> dict[str, float]:
+    run.position.enter(TaskPhase.REDUCE)
     names = sorted(sums)
     agreed = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.float64)
     mine = float(agreed)

@@ -23,6 +23,7 @@ from elastic_trainer.control.effects import (
 )
 from elastic_trainer.control.events import Event
 from elastic_trainer.observability.lines import Line
+from elastic_trainer.training.position import Position
 from elastic_trainer.vocabulary import Token
 
 
@@ -37,6 +38,7 @@ class Mailbox:
     def __init__(self, report: Callable[[Event], None], record: Callable[[Line], None]) -> None:
         self.report = report
         self.record = record
+        self.position = Position()  # of the main thread, for the control thread to tell
         self._abort: Callable[[], None] = lambda: None
         self._save: Callable[[WritePieces | SettleSave], None] = lambda order: None
         self._changed = threading.Condition()

@@ -6,9 +6,19 @@ of fp32, so losses need no scaling.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
+Context = contextlib.AbstractContextManager[object]
+_AS_IT_IS = contextlib.nullcontext()
 
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """A context in which operations on `device` run in `precision`: `fp32` or `bf16`."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+def forward(precision: str, device: torch.device) -> Context:
+    """In which operations on `device` run in `precision`: `fp32` or `bf16`."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else _AS_IT_IS
+
+
+def backward(precision: str, device: torch.device) -> Context:
+    """Inside `forward`: what backward computes has the precision of forward already."""
+    return torch.autocast(device.type, enabled=False) if precision == "bf16" else _AS_IT_IS

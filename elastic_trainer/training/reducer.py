@@ -90,7 +90,10 @@ class _Bucket:
             if not is_used:
                 view.zero_()
                 p.grad = view
-        self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype))
+        if all(self.used):
+            self.flags.fill_(1.0)  # a tenth of what making a tensor of a list takes
+        else:
+            self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype))
 
     def check_arrived(self) -> None:
         """Nobody may have touched the gradients while they were on their way."""
@@ -206,6 +209,8 @@ class Reducer:
         for bucket in self._buckets:
             # looked at while the cache has it; where one is not finite the sum is not
             total += float(bucket.gradients.mul_(coefficient).sum())
+            if all(bucket.used):
+                continue
             for p, is_used in zip(bucket.parameters, (bucket.flags > 0).tolist(), strict=True):
                 if not is_used:
                     p.grad = None

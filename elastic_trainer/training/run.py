@@ -89,7 +89,8 @@ class Run:
         self.backend = backend
         self.saver = saver
         self.attempt = attempt
-        self.phase = TaskPhase.BUILD
+        self.position = mailbox.position
+        self.position.enter(TaskPhase.BUILD)
         self.device = torch.device("cpu")
         self.rank = 0
         self.world_size = 0
@@ -231,6 +232,7 @@ class Run:
         return RoutedSource(settings.run_name, order, direct, self.note)
 
     def _next_order(self) -> FormGeneration | None:
+        self.position.enter(TaskPhase.WAIT)
         while True:
             order = self.mailbox.take(NEVER_S)
             match order:
@@ -249,6 +251,7 @@ class Run:
         self.rank = order.ranks.index(self.worker)
         self.world_size = len(order.ranks)
         self.logical_ranks = range_of(self.rank, self.world_size, self.settings.plan.order.logical_ranks)
+        self.position.enter(TaskPhase.FORM, self.steps_done)
         self.backend.form(
             order.token, self.rank, self.world_size, order.store, lambda: self.mailbox.is_superseded(order.token)
         )
@@ -257,6 +260,7 @@ class Run:
         self.left_out = frozenset(order.rollback.skipped) if order.rollback is not None else frozenset()
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
+        self.position.enter(TaskPhase.STATE)
         self.held.come_up_to(
             order, self.rank, self.settings, self.backend, self.saver, check=self.raise_if_aborted, note=self.note
         )
@@ -271,14 +275,19 @@ class Run:
             if not step.is_done:
                 self._give_up(step)
             if self._leaves is Left.STOPPED:
+                self.position.enter(TaskPhase.SAVE)
                 self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
             elif self._leaves is None:
                 self._evaluate_if_due(evaluate_batch)
-            self.saver.save_if_agreed(self.held.registered, self._place())
+            if self.saver.is_agreed:
+                self.position.enter(TaskPhase.SAVE)
+                self.saver.save(self.held.registered, self._place())
+            self.position.enter(TaskPhase.BETWEEN, self.steps_done)
             if self._leaves is not None:
                 return self._leave(self._leaves, "")
-        self.phase = TaskPhase.END
+        self.position.enter(TaskPhase.SAVE)
         self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
+        self.position.enter(TaskPhase.END)
         self.mailbox.report(WorkerFinished(self.worker, self.token))
         # a member to the end: another rank may die in its last step and need this one's state
         self.mailbox.await_verdict(self.token)
@@ -323,7 +332,6 @@ class Run:
             return
         if self.held.evaluated_at == self.steps_done or not self.settings.evaluation_is_due(self.steps_done):
             return
-        self.phase = TaskPhase.EVALUATE
         values = evaluate(self, self._evaluation_reader, self.held.registered.modules(), evaluate_batch)
         self.held.evaluated_at = self.steps_done
         self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))

@@ -90,10 +90,14 @@ class Saver:
         self._was_late = total.save > 0 and total.busy > 0
         return waits
 
-    def save_if_agreed(self, state: RegisteredState, place: Place) -> None:
-        """Copy and begin to write, when the ranks agreed to after this step."""
-        if self._is_agreed:
-            self._begin(state, place)
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the ranks agreed to save after this step."""
+        return self._is_agreed
+
+    def save(self, state: RegisteredState, place: Place) -> None:
+        """Copy and begin to write."""
+        self._begin(state, place)
 
     def save_last(self, state: RegisteredState, place: Place, check: Callable[[], None]) -> None:
         """Save a state behind which none follows, after the save in flight; `check` may raise to give it up."""

@@ -19,9 +19,9 @@ import torch
 
 from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
+from elastic_trainer.training import precision
 from elastic_trainer.training.batches import Batch
 from elastic_trainer.training.feed import StepWork
-from elastic_trainer.training.precision import autocast
 from elastic_trainer.training.process_group import Pending
 from elastic_trainer.training.randomness import seed_everything
 from elastic_trainer.training.rider import Rider
@@ -58,19 +58,17 @@ class Step:
     def __iter__(self) -> Iterator[Batch]:
         """This worker's micro-batches, each with its own random stream and its logical rank's buffers."""
         run = self._run
-        run.phase = TaskPhase.DATA
         self._consumed = 0
         for place, planned in enumerate(self._work.planned):
+            run.position.enter(TaskPhase.DATA)
             run.raise_if_aborted()
             seed_everything(self._work.streams[place])
             batch = run.feed.batch(self._work, place, run.raise_if_aborted)
             run.buffers.enter(planned.logical_rank)
             self._consumed += 1
-            run.phase = TaskPhase.LOSS
-            with autocast(run.settings.precision, run.device):
+            run.position.enter(TaskPhase.LOSS)
+            with precision.forward(run.settings.precision, run.device):
                 yield batch
-            run.phase = TaskPhase.DATA
-        run.phase = TaskPhase.LOSS
 
     def backward(self, loss_sum: torch.Tensor, weight: float | torch.Tensor) -> None:
         """Add a micro-batch's gradients.
@@ -97,7 +95,7 @@ class Step:
             self._is_last_done = True
             for reducer in reducers:
                 reducer.arm()
-        with autocast("fp32", self._run.device):  # what backward computes has the precision of forward already
+        with precision.backward(self._run.settings.precision, self._run.device):
             loss_sum.backward()
         for reducer in reducers:
             reducer.keep()
@@ -111,7 +109,7 @@ class Step:
             TaskError: The optimizer is not registered, or micro-batches were left out.
         """
         run = self._run
-        run.phase = TaskPhase.APPLY
+        run.position.enter(TaskPhase.APPLY)
         reducer = run.reducers.get(id(optimizer))
         if reducer is None:
             raise TaskError("step.apply() got an optimizer that is not registered. Use run.register(optimizer=...).")
@@ -129,6 +127,7 @@ class Step:
         self._launch_rider()
         if len(run.reducers) == 1 and self.number + 1 < run.settings.steps:
             run.feed.look_ahead(self.number + 1, run.logical_ranks)  # while the gradients travel
+        run.position.enter(TaskPhase.REDUCE)
         assert self._rider_work is not None
         assert self._rider_tensor is not None
         self._rider_work.wait()
@@ -139,6 +138,7 @@ class Step:
             run.buffers.agree()
         run.buffers.reduce()
         reducer.wait()
+        run.position.enter(TaskPhase.APPLY)
         # from here on the step is whole on this rank: no collective of it is left
         self._judge(total, reducer)
         if not self.skipped:
@@ -168,7 +168,7 @@ class Step:
         for reducer in self._run.reducers.values():
             reducer.zero()
         self._run.buffers.begin()
-        self._run.phase = TaskPhase.LOSS
+        self._run.position.enter(TaskPhase.LOSS)
 
     def _launch_rider(self) -> None:
         run = self._run
@@ -192,6 +192,7 @@ class Step:
     def __enter__(self) -> Step:
         run = self._run
         self._started = time.perf_counter()
+        run.position.enter(TaskPhase.DATA, self.number)
         self._waited = run.feed.wait_s
         self._work = run.feed.begin(self.number, run.logical_ranks)
         run.buffers.begin()

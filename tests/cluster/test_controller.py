@@ -7,69 +7,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group_table
 
-from elastic_trainer import ClusterError, ElasticTrainer, JobConfig, LocalCluster, ResourcesError, Result, RunFailed
+from elastic_trainer import ClusterError, JobConfig, LocalCluster, ResourcesError, RunFailed
 from elastic_trainer.data.dataset import read_index
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import resolve
-from tests.rayrun import await_value, job_config
+from tests.cluster.fits import STEPS, Fit, ledger
+from tests.rayrun import job_config
 from tests.rotation import rotating, turn
 from tests.tasks import NetTask, PoisonedTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
-
-STEPS = 150
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3, cpus_per_node=1) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(cluster: LocalCluster) -> Iterator[None]:
-    yield
-
-    def left() -> list[Any]:
-        groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
-        return [*ray.util.list_named_actors(all_namespaces=True), *groups]
-
-    await_value(lambda: True if not left() else None, 20, lambda: f"left in Ray: {left()}")
-
-
-class Fit:
-    """Runs jobs of three workers on the shared cluster."""
-
-    def __init__(self, cluster: LocalCluster, folder: Path, dataset: str, held_out: str) -> None:
-        self._cluster = cluster
-        self._folder = folder
-        self._data = (dataset, held_out)
-
-    def __call__(self, task: Any, on_standing: Any = None, **fields: Any) -> Result:
-        config = job_config(self._folder, *self._data, **{"task": None, "task_args": {}, "steps": STEPS, **fields})
-        config["scaling"] = fields.get("scaling", {"max_workers": 3})
-        trainer = ElasticTrainer(task, JobConfig(**config), cluster=self._cluster, on_standing=on_standing)
-        return trainer.fit()
-
-
-@pytest.fixture
-def fit(cluster: LocalCluster, tmp_path: Path, dataset: str, held_out: str) -> Fit:
-    return Fit(cluster, tmp_path, dataset, held_out)
-
-
-def ledger(result: Result) -> dict[int, tuple[int, str]]:
-    from elastic_trainer.observability.journal import read_stream
-    from elastic_trainer.storage.object_store import ObjectStore
-
-    folder = ObjectStore(str(Path(result.path).parent))
-    lines = list(read_stream(folder.names("ledger"), folder.read))
-    return {line["step"]: (line["samples"], line["digest"]) for line in lines}
 
 
 class KillAt:

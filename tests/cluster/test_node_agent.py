@@ -35,7 +35,7 @@ class Method:
     def __init__(self, controller: Any) -> None:
         self._controller = controller
 
-    async def remote(self, term: int, reports: list[Report]) -> Acknowledged:
+    async def remote(self, term: int, reports: list[Report], beat: e.Beat) -> Acknowledged:
         if self._controller.state == "dead":
             raise RayActorError
         if self._controller.state == "stopped":
@@ -55,7 +55,7 @@ class Controller:
 
 def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> None:
     async def check() -> None:
-        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        agent = NodeAgent(AgentSpec("mark", "node", ("host", "127.0.0.1"), settings, 600.0))
         controller: Any = Controller()
         await agent.attach(2, controller)
 
@@ -77,7 +77,7 @@ def test_an_older_term_is_refused_whatever_it_wants(settings: TrainSettings) -> 
 @pytest.mark.parametrize("state", ["dead", "stopped"])
 def test_reports_are_kept_while_there_is_no_controller(state: str, settings: TrainSettings) -> None:
     async def check() -> None:
-        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        agent = NodeAgent(AgentSpec("mark", "node", ("host", "127.0.0.1"), settings, 600.0))
         first: Any = Controller()
         await agent.attach(1, first)
         first.state = state
@@ -102,7 +102,7 @@ def test_reports_are_kept_while_there_is_no_controller(state: str, settings: Tra
 
 def test_a_node_that_sees_another_folder_says_so(settings: TrainSettings) -> None:
     async def check() -> None:
-        agent = NodeAgent(AgentSpec("mark", "node", settings, 600.0))
+        agent = NodeAgent(AgentSpec("mark", "node", ("host", "127.0.0.1"), settings, 600.0))
         marker = leave_marker(settings.open_store())
 
         assert await agent.look_at_storage(marker) == ""

@@ -5,17 +5,19 @@ from typing import Any
 
 import torch
 
-from elastic_trainer.training.precision import autocast
+from elastic_trainer.training.precision import backward, forward
 from tests.harness import Harness, settings_for
 from tests.tasks import NetTask
 
 
 def test_bf16_runs_forward_in_it_and_keeps_weights() -> None:
     layer = torch.nn.Linear(4, 4)
-    with autocast("bf16", torch.device("cpu")):
+    with forward("bf16", torch.device("cpu")):
         out = layer(torch.ones(2, 4))
+        with backward("bf16", torch.device("cpu")):
+            assert layer(torch.ones(2, 4)).dtype == torch.float32
     assert (out.dtype, layer.weight.dtype) == (torch.bfloat16, torch.float32)
-    with autocast("fp32", torch.device("cpu")):
+    with forward("fp32", torch.device("cpu")), backward("fp32", torch.device("cpu")):
         assert layer(torch.ones(2, 4)).dtype == torch.float32
 
 

@@ -1,0 +1,71 @@
+"""Workers that live and do not go on: who is named, when, and what long work is no hang."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from elastic_trainer.observability.journal import read_stream
+from elastic_trainer.storage.object_store import ObjectStore
+from tests.cluster.fits import Fit
+from tests.rotation import rotating, turn
+from tests.tasks import HangingTask
+
+STEP = 60
+HANGS = ["deadlock", "holds the interpreter"]
+# how long they take to be judged is in their nature: half a minute while the CPU is used, or data is waited for
+LONG_HANGS = ["spin", "loader"]
+
+
+def longest_pause(path: str) -> float:
+    """Seconds between two done steps that follow each other."""
+    store = ObjectStore(str(Path(path).parent))
+    times = sorted(line["done_at"] for line in read_stream(store.names("metrics"), store.read) if "step" in line)
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: float) -> str:
+    result = fit(HangingTask(how, worker_id=1, step=STEP), steps=200)
+    out = capsys.readouterr().out
+    summary = result.summary
+    assert summary["status"] == "finished"
+    assert summary["steps_redone"] == 0
+    assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
+    assert summary["survivor_pids_unchanged"]
+    assert "w1.0 lost while training: it stood still" in out
+    assert longest_pause(result.path) < most_s
+    return out
+
+
+@pytest.mark.parametrize("how", rotating(HANGS, 1))
+def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
+    fit: Fit, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = check_hang(fit, how, capsys, most_s=6.0)  # the budget is 2 s
+    assert "w0.0 in phase 'reduce'" in out
+    if how == "deadlock":
+        assert f"in phase 'loss' of step {STEP}" in out
+        assert "in _deadlock" in out  # its stacks
+    else:
+        assert f"of step {STEP} and slept" in out
+        assert "in _holds_the_interpreter" in out
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", LONG_HANGS)
+def test_a_worker_that_spins_or_waits_for_data_has_half_a_minute(
+    fit: Fit, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = check_hang(fit, how, capsys, most_s=45.0)
+    assert "30.0 s are its budget there" in out
+
+
+@turn(1, 3)
+@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long"], 1))
+def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(HangingTask(how, worker_id=1, step=STEP), steps=150, evaluate_every=75)
+    assert result.summary["status"] == "finished"
+    assert len(result.summary["generations"]) == 1, capsys.readouterr().out
+    assert longest_pause(result.path) > 15

@@ -1,0 +1,365 @@
+"""Who is given up, on which evidence and when; and who is not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elastic_trainer.control import effects as f
+from elastic_trainer.control import events as e
+from elastic_trainer.control import suspicion
+from elastic_trainer.control.machine import Machine
+from elastic_trainer.control.state import Limits, Phase, State
+from elastic_trainer.vocabulary import Token, Worker
+
+BEAT_S = 0.15
+TOKEN = Token(1, 1)
+W = [Worker(number, 0) for number in range(4)]
+
+
+class Cluster:
+    """Workers on a host each, in a running generation; time goes by in beats."""
+
+    def __init__(self, workers: int = 3, least: int = 1, **limits: Any) -> None:
+        self.machine = Machine(Limits(least, workers, place_s=30.0, form_s=20.0, leave_s=300.0, **limits))
+        self.now = 100.0
+        self.effects: list[f.Effect] = []
+        self.where = {w: e.Whereabouts(e.TaskPhase.LOSS, 5, 0, 50, 0.02) for w in W[:workers]}
+        self.moving = set(W[:workers])
+        self.silent: set[Worker] = set()
+        self.stopped: set[Worker] = set()
+        self.busy: set[Worker] = set()
+        self.mute: set[Worker] = set()
+        self.unreachable: tuple[tuple[str, str], ...] | None = ()  # None: who is asked does not answer
+        self.take(e.RunBegan())
+        for w in W[:workers]:
+            self.take(e.WorkerPlaced(w))
+            self.take(e.WorkerWarm(w, 0, None))
+        self.take(e.StoreReady("10.0.0.9", 4000))  # now a generation can be formed
+        for w in W[:workers]:
+            self.take(e.GenerationJoined(w, TOKEN, 5))
+        assert self.machine.state.phase is Phase.RUNNING
+        self.pass_time(3.0)
+        self.effects.clear()
+
+    def take(self, event: e.Event) -> None:
+        new = self.machine.handle(event, self.now)
+        self.effects += new
+        self.machine.check()
+        if not isinstance(event, e.Beat):
+            state = json.loads(json.dumps(self.machine.snapshot()))
+            assert State.from_dict(state).to_dict() == self.machine.snapshot()
+        for effect in new:
+            if isinstance(effect, f.ProbeHosts) and self.unreachable is not None:
+                self.take(e.HostsProbed(effect.nodes, self.unreachable))
+
+    def beat(self, w: Worker) -> None:
+        if w in self.moving:
+            self.enter(w, self.where[w].phase)
+        told_s = 5.0 if w in self.mute else 0.1
+        pulse = e.Pulse(w, self.where[w], told_s, w in self.stopped, w in self.busy)
+        self.take(e.Beat(f"n{w.worker_id}", f"host{w.worker_id}", f"10.0.0.{w.worker_id}", (pulse,)))
+
+    def enter(self, w: Worker, phase: e.TaskPhase, **values: Any) -> None:
+        before = self.where[w]
+        values = {"stays": before.stays, "longest_s": before.longest_s, **values}
+        self.where[w] = e.Whereabouts(phase, before.steps, before.mark + 1, **values)
+
+    def waits(self, *workers: Worker) -> None:
+        for w in workers:
+            self.enter(w, e.TaskPhase.REDUCE)
+            self.moving.discard(w)
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += BEAT_S
+            for w in self.where:
+                if w not in self.silent:
+                    self.beat(w)
+            self.take(e.TimePassed())
+            deadline = self.machine.next_deadline()
+            assert deadline is None or deadline > self.now, "a deadline that has passed would be waited for again"
+
+    def until_given_up(self, most_s: float) -> tuple[float, list[Worker], str]:
+        """After how many seconds who was given up, and why."""
+        began = self.now
+        while self.now < began + most_s:
+            self.pass_time(BEAT_S)
+            if aborts := [each for each in self.effects if isinstance(each, f.AbortGeneration)]:
+                killed = [each.worker for each in self.effects if isinstance(each, f.KillWorker)]
+                return self.now - began, killed, aborts[0].reason
+        raise AssertionError(f"nobody was given up in {most_s} s")
+
+    @property
+    def kills(self) -> list[f.KillWorker]:
+        return [each for each in self.effects if isinstance(each, f.KillWorker)]
+
+
+def test_nothing_is_suspicious_about_a_group_that_goes_on() -> None:
+    cluster = Cluster()
+    cluster.pass_time(60)
+    assert cluster.effects == []
+
+
+def test_a_silent_host_that_is_waited_for_is_given_up_within_a_second() -> None:
+    cluster = Cluster()
+    cluster.silent.add(W[2])
+    cluster.moving.discard(W[2])
+    cluster.waits(W[0], W[1])
+    after, killed, why = cluster.until_given_up(5)
+    assert after <= 1.2
+    assert killed == [W[2]]
+    assert why == (
+        "w2.0 lost while training: host host2 has said nothing for 0.9 s while 2 others waited for it in a collective "
+        "of step 5"
+    )
+
+
+def test_a_silent_host_whose_workers_go_on_training_is_given_up_a_little_later() -> None:
+    cluster = Cluster()
+    cluster.silent.add(W[2])  # a one-way cut: the group trains on
+    after, killed, why = cluster.until_given_up(5)
+    assert 2.0 <= after <= 2.5
+    assert killed == [W[2]]
+    assert "takes no orders" in why
+
+
+def test_after_a_failed_collective_the_host_that_says_nothing_is_given_up() -> None:
+    cluster = Cluster()
+    cluster.silent.add(W[1])
+    cluster.pass_time(0.2)
+    for w in (W[0], W[2]):
+        cluster.take(e.GroupLeft(w, TOKEN, e.Left.COLLECTIVE_FAILED, 5, "connection reset"))
+    cluster.effects.clear()
+    cluster.pass_time(1.0)
+    assert [each.worker for each in cluster.kills] == [W[1]]
+    formed = next(each for each in cluster.effects if isinstance(each, f.FormGeneration))
+    assert formed.ranks == (W[0], W[2])
+
+
+def test_a_new_store_is_started_when_its_host_is_given_up() -> None:
+    cluster = Cluster()
+    cluster.take(e.StoreReady("10.0.0.2", 4001))
+    cluster.silent.add(W[2])
+    cluster.waits(W[0], W[1])
+    cluster.until_given_up(5)
+    assert any(isinstance(each, f.StartStore) for each in cluster.effects)
+    assert cluster.machine.state.store is None
+
+
+def test_who_was_given_up_is_fenced_when_its_host_is_back() -> None:
+    cluster = Cluster()
+    cluster.silent.add(W[2])
+    cluster.waits(W[0], W[1])
+    cluster.until_given_up(5)
+    cluster.effects.clear()
+    cluster.silent.clear()
+    cluster.pass_time(0.5)
+    fences = [each for each in cluster.kills if "its host is back" in each.reason]
+    assert [each.worker for each in fences] == [W[2]]
+
+
+def test_a_stopped_process_is_given_up_within_a_second_and_a_short_stop_is_not() -> None:
+    cluster = Cluster()
+    cluster.stopped.add(W[1])
+    cluster.pass_time(0.3)
+    cluster.stopped.clear()
+    cluster.pass_time(5)
+    assert cluster.effects == []
+    cluster.stopped.add(W[1])
+    after, killed, why = cluster.until_given_up(5)
+    assert after <= 1.0
+    assert killed == [W[1]]
+    assert "its process is stopped" in why
+
+
+@pytest.mark.parametrize(
+    ("phase", "longest_s", "busy", "budget_s"),
+    [
+        (e.TaskPhase.LOSS, 0.05, False, 2.0),
+        (e.TaskPhase.LOSS, 1.0, False, 8.0),
+        (e.TaskPhase.LOSS, 0.05, True, 30.0),
+        (e.TaskPhase.LOSS, 1.0, True, 120.0),
+        (e.TaskPhase.DATA, 0.01, False, 30.0),
+        (e.TaskPhase.EVALUATE, 1.0, False, 30.0),
+        (e.TaskPhase.EVALUATE, 10.0, False, 80.0),
+    ],
+)
+def test_who_stands_still_is_given_up_after_its_budget(
+    phase: e.TaskPhase, longest_s: float, busy: bool, budget_s: float
+) -> None:
+    cluster = Cluster()
+    cluster.enter(W[0], phase, longest_s=longest_s)
+    cluster.moving.discard(W[0])
+    cluster.waits(W[1], W[2])
+    if busy:
+        cluster.busy.add(W[0])
+    after, killed, why = cluster.until_given_up(budget_s + 5)
+    assert budget_s <= after <= budget_s + 0.5
+    assert killed == [W[0]]
+    assert f"in phase {phase.value!r} of step 5" in why
+    assert cluster.kills[0].is_hung
+    told = [each.reason for each in cluster.effects if isinstance(each, f.Tell)]
+    assert any("w1.0 in phase 'reduce'" in text and "w2.0 in phase 'reduce'" in text for text in told)
+
+
+def test_the_budget_can_be_one_number() -> None:
+    cluster = Cluster(stall_s=4.0)
+    cluster.moving.discard(W[0])
+    cluster.waits(W[1], W[2])
+    after, _, _ = cluster.until_given_up(10)
+    assert 4.0 <= after <= 4.5
+
+
+@pytest.mark.parametrize("phase", [e.TaskPhase.LOSS, e.TaskPhase.EVALUATE, e.TaskPhase.APPLY])
+def test_the_first_times_of_a_phase_may_take_minutes(phase: e.TaskPhase) -> None:
+    cluster = Cluster()
+    cluster.enter(W[0], phase, stays=1)
+    cluster.moving.discard(W[0])
+    cluster.waits(W[1], W[2])
+    cluster.pass_time(250)
+    assert cluster.kills == []
+
+
+@pytest.mark.parametrize("phase", [e.TaskPhase.SAVE, e.TaskPhase.BUILD, e.TaskPhase.STATE, e.TaskPhase.END])
+def test_where_other_bounds_hold_nobody_is_judged(phase: e.TaskPhase) -> None:
+    cluster = Cluster()
+    cluster.enter(W[0], phase)
+    cluster.moving.discard(W[0])
+    cluster.waits(W[1], W[2])
+    cluster.pass_time(200)
+    assert cluster.kills == []
+
+
+def test_a_garbage_collection_of_twenty_seconds_is_no_hang() -> None:
+    cluster = Cluster()
+    cluster.moving.discard(W[0])
+    cluster.busy.add(W[0])
+    cluster.waits(W[1], W[2])
+    cluster.pass_time(20)
+    cluster.moving.add(W[0])
+    cluster.pass_time(5)
+    assert cluster.effects == []
+
+
+def test_kills_on_suspicion_without_progress_come_more_and_more_slowly() -> None:
+    cluster = Cluster()
+    cluster.machine.state.hung_in_a_row = 2
+    cluster.moving.discard(W[0])
+    cluster.waits(W[1], W[2])
+    after, _, _ = cluster.until_given_up(20)
+    assert 8.0 <= after <= 8.5
+    assert cluster.machine.state.suspected == 1
+    cluster.take(e.StepsDone(W[1], TOKEN, 6))
+
+
+def test_a_judge_that_was_held_up_blames_nobody() -> None:
+    cluster = Cluster()
+    cluster.waits(W[0], W[1])
+    cluster.now += 5.0  # nothing was heard of anybody, because the judge itself stood still
+    cluster.take(e.TimePassed(late_s=5.0 - suspicion.SILENT_S))
+    assert cluster.kills == []
+
+
+def test_members_that_all_wait_are_asked_who_can_reach_whom() -> None:
+    cluster = Cluster()
+    cluster.unreachable = None
+    cluster.waits(*W[:3])
+    cluster.pass_time(1.5)
+    asked = [each for each in cluster.effects if isinstance(each, f.ProbeHosts)]
+    assert [each.nodes for each in asked] == [("n0", "n1", "n2")]
+    cluster.take(e.HostsProbed(("n0", "n1", "n2"), (("n0", "n2"),)))
+    assert [each.worker for each in cluster.kills] == [W[2]]
+    abort = next(each for each in cluster.effects if isinstance(each, f.AbortGeneration))
+    assert abort.reason == "w2.0 lost while training: host0 and host2 cannot reach each other"
+
+
+def test_a_long_exchange_between_hosts_that_reach_each_other_is_let_go_on() -> None:
+    cluster = Cluster()
+    for w in W[:3]:
+        cluster.enter(w, e.TaskPhase.REDUCE, stays=2)
+    cluster.moving.clear()
+    cluster.pass_time(30)
+    assert not [each for each in cluster.effects if isinstance(each, f.AbortGeneration)]
+
+
+def test_an_exchange_that_hangs_between_hosts_that_reach_each_other_is_tried_again() -> None:
+    cluster = Cluster()
+    for w in W[:3]:
+        cluster.enter(w, e.TaskPhase.REDUCE, stays=50, longest_s=0.1)
+    cluster.moving.clear()
+    cluster.pass_time(4.5)
+    assert [type(each) for each in cluster.effects if not isinstance(each, f.ProbeHosts)] == [f.AbortGeneration]
+    assert cluster.kills == []
+
+
+def test_one_that_works_while_the_others_wait_is_no_case_for_a_probe() -> None:
+    cluster = Cluster()
+    cluster.waits(W[1], W[2])
+    cluster.pass_time(30)
+    assert cluster.effects == []
+
+
+def test_whose_hosts_cannot_reach_each_other_are_not_taken_together_until_they_can() -> None:
+    cluster = Cluster()
+    cluster.unreachable = (("n0", "n2"),)
+    cluster.waits(*W[:3])
+    cluster.until_given_up(5)
+    for w in (W[0], W[1]):
+        cluster.take(e.GroupLeft(w, TOKEN, e.Left.ORDERED, 5))
+    cluster.pass_time(0.3)
+    second = Token(1, 2)
+    formed = [each for each in cluster.effects if isinstance(each, f.FormGeneration)]
+    assert [each.ranks for each in formed] == [(W[0], W[1])]
+    for w in (W[0], W[1]):
+        cluster.take(e.GenerationJoined(w, second, 5))
+    cluster.moving |= {W[0], W[1]}
+    again = Worker(2, 1)
+    cluster.where[again] = cluster.where.pop(W[2])
+    cluster.take(e.WorkerPlaced(again))
+    cluster.beat(again)
+    cluster.take(e.WorkerWarm(again, 0, None))
+    cluster.effects.clear()
+
+    cluster.pass_time(5)
+    assert not [each for each in cluster.effects if isinstance(each, f.ParkGeneration)]
+
+    cluster.unreachable = ()
+    cluster.pass_time(suspicion.AGAIN_S)
+    assert [each.reason for each in cluster.effects if isinstance(each, f.ParkGeneration)] == ["w2.1 joins"]
+
+
+def test_a_host_that_is_new_is_tried_before_its_workers_join() -> None:
+    cluster = Cluster()
+    state = cluster.machine.state
+    state.reached = ["n0", "n1"]
+    cluster.effects.clear()
+    cluster.pass_time(0.3)
+    assert [each.nodes for each in cluster.effects if isinstance(each, f.ProbeHosts)] == [("n0", "n1", "n2")]
+    assert state.reached == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize("last_told", [e.TaskPhase.REDUCE, e.TaskPhase.APPLY, e.TaskPhase.LOSS])
+def test_one_that_tells_nothing_any_more_is_not_taken_to_be_where_it_was(last_told: e.TaskPhase) -> None:
+    cluster = Cluster()
+    cluster.enter(W[1], last_told)
+    cluster.mute.add(W[1])  # something holds its interpreter
+    cluster.waits(W[0], W[2])
+    cluster.moving.discard(W[1])
+    after, killed, why = cluster.until_given_up(5)
+    assert 2.0 <= after <= 2.5
+    assert killed == [W[1]]
+    assert f"after phase {last_told.value!r}" in why
+
+
+def test_one_that_does_not_leave_a_broken_group_is_judged_too() -> None:
+    cluster = Cluster()
+    cluster.moving.clear()
+    cluster.take(e.GroupLeft(W[0], TOKEN, e.Left.COLLECTIVE_FAILED, 5, "connection reset"))
+    cluster.take(e.GroupLeft(W[2], TOKEN, e.Left.ORDERED, 5))
+    cluster.effects.clear()
+    cluster.pass_time(3.0)
+    assert [each.worker for each in cluster.kills] == [W[1]]

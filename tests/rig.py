@@ -1,0 +1,283 @@
+"""Hosts on one machine: network, UTS and PID namespaces on a bridge of their own, each with a raylet, and their faults.
+
+All traffic stays inside: the bridge lives in a namespace too, and nothing is routed out of it. A keeper process ends
+everything when this one does, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from tests.rayrun import ROOT, await_value
+
+SUBNET = "10.213.0"
+GCS_PORT = 6379
+START_S = 60.0  # eight seconds on two idle cores
+RAY = str(Path(sys.executable).with_name("ray"))
+# Ray gives a silent node up after some six seconds instead of 15 to 60: what finds it sooner is ours, and a host that
+# is started again does not wait for its former self
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1500",
+    "RAY_health_check_failure_threshold": "3",
+}
+ENV = {**os.environ, "RAY_AUTH_MODE": "disabled", **HEALTH}
+
+
+def why_not() -> str:
+    """Why namespaces cannot be had here; empty where they can."""
+    if shutil.which("ip") is None or shutil.which("nsenter") is None:
+        return "the commands ip and nsenter are not installed"
+    name = f"et{uuid.uuid4().hex[:8]}"
+    try:
+        tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=10)
+        if tried.returncode:
+            return f"network namespaces are refused: {tried.stderr.strip()}"
+        nested = ["ip", "netns", "exec", name, "unshare", "-u", "-p", "-f", "--mount-proc", "true"]
+        tried = subprocess.run(nested, capture_output=True, text=True, timeout=10)
+        return "" if tried.returncode == 0 else f"process namespaces are refused: {tried.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class Host:
+    """One of them; `index` 0 is the head."""
+
+    def __init__(self, rig: Rig, index: int) -> None:
+        self._rig = rig
+        self.index = index
+        self.name = f"{rig.name}h{index}"
+        self.link = f"{rig.name}v{index}"  # the bridge's end of its cable
+        self.address = f"{SUBNET}.{index + 1}"
+        self.init: subprocess.Popen[bytes] | None = None
+        self.ray: subprocess.Popen[bytes] | None = None
+        self.had_fault = False  # since it was switched on
+
+    def boot(self) -> None:
+        """Switch it on and start its raylet; does not wait for that."""
+        # the shell is process 1 of the host: it reaps what is orphaned there, and its end is the end of all
+        shell = ["bash", "-c", f"hostname {self.name}; sleep infinity & wait"]
+        apart = ["unshare", "-u", "-p", "-f", "--mount-proc", "--kill-child", *shell]
+        command = ["ip", "netns", "exec", self.name, *apart]
+        self.had_fault = False
+        self.init = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        await_value(lambda: self._first_pid(), 10, lambda: f"{self.name} did not come up")
+        folder = self._rig.folder / f"{self.index}.{uuid.uuid4().hex[:4]}"
+        common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", "--disable-usage-stats"]
+        common += ["--object-store-memory=100000000", "--min-worker-port=20000", "--max-worker-port=20999"]
+        if self.index == 0:
+            which = ["--head", f"--port={GCS_PORT}", "--num-cpus=0", "--include-dashboard=false"]
+        else:
+            which = [f"--address={self._rig.address}", "--num-cpus=1"]
+        with open(self._rig.folder / f"{self.index}.log", "ab") as log:
+            self.ray = self.start([RAY, "start", *which, *common], stdout=log, stderr=log)
+
+    def inside(self, command: list[str]) -> list[str]:
+        """A command line that runs `command` on this host."""
+        join = ["nsenter", "-t", str(self._first_pid()), "-n", "-u", "-p", "-m", f"--wd={ROOT}"]
+        return [*join, "env", "RAY_AUTH_MODE=disabled", *command]
+
+    def start(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        """Start a command on this host."""
+        return subprocess.Popen(self.inside(command), env=ENV, cwd=ROOT, start_new_session=True, **options)  # type: ignore[call-overload,no-any-return]
+
+    def pids(self, role: str = "") -> list[int]:
+        """Its processes, as this machine numbers them, whose title or command line holds `role`."""
+        found = []
+        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
+        for pid in map(int, listed.split()):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if role in command:
+                found.append(pid)
+        return sorted(found)
+
+    # ---- faults
+
+    def power_off(self) -> None:
+        """Every process of it is gone at once."""
+        self.had_fault = True
+        if self.init is not None:
+            first = self._first_pid()
+            if first is not None:
+                os.kill(first, signal.SIGKILL)
+            self.init.wait()
+            self.init = None
+        if self.ray is not None:
+            self.ray.kill()
+            self.ray.wait()
+            self.ray = None
+
+    def cut(self) -> None:
+        """Nothing comes in or goes out any more."""
+        self.had_fault = True
+        self._rig.on_hub("ip", "link", "set", self.link, "down")
+
+    def isolate(self) -> None:
+        """It reaches no other isolated host, but the head."""
+        self.had_fault = True
+        self._rig.on_hub("bridge", "link", "set", "dev", self.link, "isolated", "on")
+
+    def cut_to(self, other: Host) -> None:
+        """What it sends to the other host is lost; what that sends arrives."""
+        self.had_fault = True
+        self._on_it("ip", "route", "add", "blackhole", f"{other.address}/32")
+
+    def slow(self, rate: str) -> None:
+        """Its cable carries no more than `rate`, such as 100mbit."""
+        self._rig.on_hub(*f"tc qdisc replace dev {self.link} root tbf rate {rate} burst 64kb latency 50ms".split())
+
+    def freeze(self) -> None:
+        """Its processes stand still, its network answers."""
+        self.had_fault = True
+        for pid in self.pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def announce_preemption(self) -> None:
+        """SIGTERM to `ray start --block`, as a cloud's agent sends it."""
+        self.had_fault = True
+        assert self.ray is not None
+        first = next(pid for pid in self.pids("start") if pid != self.ray.pid)
+        os.kill(first, signal.SIGTERM)
+
+    def heal(self) -> None:
+        """Undo what can be undone: cuts, isolation, slowness, a freeze."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGCONT)
+        self._rig.on_hub("ip", "link", "set", self.link, "up")
+        self._rig.on_hub("bridge", "link", "set", "dev", self.link, "isolated", "off")
+        subprocess.run(
+            ["ip", "netns", "exec", self._rig.hub, "tc", "qdisc", "del", "dev", self.link, "root"], capture_output=True
+        )
+        for other in self._rig.hosts:
+            route = ["ip", "-n", self.name, "route", "del", "blackhole", f"{other.address}/32"]
+            subprocess.run(route, capture_output=True)
+
+    def _on_it(self, *command: str) -> None:
+        subprocess.run(["ip", "netns", "exec", self.name, *command], check=True)
+
+    def _first_pid(self) -> int | None:
+        if self.init is None:
+            return None
+        try:
+            children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
+
+
+class Rig:
+    """A cluster of a head without CPUs and `workers` hosts with one CPU each."""
+
+    def __init__(self, workers: int) -> None:
+        self.name = f"et{uuid.uuid4().hex[:5]}"
+        self.hub = f"{self.name}hub"
+        self.address = f"{SUBNET}.1:{GCS_PORT}"
+        self.folder = Path(tempfile.mkdtemp(prefix="et", dir="/tmp"))  # short: Ray's sockets lie below it
+        self.hosts = [Host(self, index) for index in range(workers + 1)]
+        names = " ".join([self.hub, *(host.name for host in self.hosts)])
+        clean = f"for n in {names}; do ip netns pids $n | xargs -r kill -9; ip netns del $n; done"
+        clean += f"; rm -rf /etc/netns/{self.name}* {self.folder}"
+        self._keeper = subprocess.Popen(
+            ["bash", "-c", f"trap '' INT TERM HUP; cat > /dev/null; ({clean}) > /dev/null 2>&1"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._wire()
+
+    def _wire(self) -> None:
+        subprocess.run(["ip", "netns", "add", self.hub], check=True)
+        self.on_hub("ip", "link", "add", "bridge0", "type", "bridge")
+        self.on_hub("ip", "link", "set", "bridge0", "up")
+        known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+        for host in self.hosts:
+            (folder := Path("/etc/netns") / host.name).mkdir(parents=True)
+            (folder / "hosts").write_text(known)
+            # a name server that refuses at once; one that is out of reach costs every process ten seconds
+            (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+            subprocess.run(["ip", "netns", "add", host.name], check=True)
+            self.on_hub("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+            self.on_hub("ip", "link", "set", host.link, "master", "bridge0", "up")
+            for command in (f"addr add {host.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+                subprocess.run(["ip", "-n", host.name, *command.split()], check=True)
+
+    def start(self) -> None:
+        """Switch every host on; returns when Ray has all of them."""
+        self.hosts[0].boot()
+        self._await_head()
+        for host in self.hosts[1:]:
+            host.boot()
+        self.await_nodes(len(self.hosts))
+
+    def mend(self) -> None:
+        """Every host as new: those that had a fault are switched off and on."""
+        for host in self.hosts[1:]:
+            if host.had_fault:  # Ray may be about to end it for having been silent
+                host.heal()
+                host.power_off()
+                host.boot()
+        self.await_nodes(len(self.hosts))
+
+    def await_nodes(self, count: int) -> None:
+        """Until Ray has exactly so many living nodes."""
+        self._ask_ray(
+            f"end = time.monotonic() + {START_S}\n"
+            f"while sum(node['Alive'] for node in ray.nodes()) != {count}:\n"
+            "    sys.exit('nodes: %d' % sum(n['Alive'] for n in ray.nodes())) if time.monotonic() > end else None\n"
+            "    time.sleep(0.1)\n"
+        )
+
+    def end_actors(self) -> None:
+        """Of runs that are still going on."""
+        self._ask_ray(
+            "for each in ray.util.list_named_actors(all_namespaces=True):\n"
+            "    if each['namespace'] == 'elastic_trainer':\n"
+            "        ray.kill(ray.get_actor(each['name'], namespace='elastic_trainer'))\n"
+            "from ray.util.placement_group import *\n"
+            "for group_id in placement_group_table():\n"
+            "    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))\n"
+        )
+
+    def _ask_ray(self, code: str) -> None:
+        begin = (
+            f"import ray, sys, time\nray.init(address='{self.address}', log_to_driver=False, logging_level='error')\n"
+        )
+        command = self.hosts[0].inside([sys.executable, "-c", begin + code])
+        asked = subprocess.run(command, env=ENV, cwd=ROOT, capture_output=True, text=True)
+        assert asked.returncode == 0, f"{asked.stderr}\n{self.logs()}"
+
+    def _await_head(self) -> None:
+        def listens() -> bool | None:
+            tried = ["ip", "netns", "exec", self.hub, "bash", "-c", f"</dev/tcp/{SUBNET}.1/{GCS_PORT}"]
+            return True if subprocess.run(tried, capture_output=True).returncode == 0 else None
+
+        subprocess.run(["ip", "-n", self.hub, "addr", "add", f"{SUBNET}.254/24", "dev", "bridge0"], check=True)
+        await_value(listens, START_S, self.logs)
+
+    def logs(self) -> str:
+        """What `ray start` said on every host."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
+
+    def on_hub(self, *command: str) -> None:
+        """Run a command where the bridge is."""
+        subprocess.run(["ip", "netns", "exec", self.hub, *command], check=True)
+
+    def close(self) -> None:
+        """Switch everything off and take it down."""
+        for host in self.hosts:
+            host.power_off()
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait(30)
+        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        assert self.name not in left, left
