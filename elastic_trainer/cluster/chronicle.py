@@ -153,7 +153,7 @@ class Chronicle:
             case f.KillWorker():
                 self._lost.add(effect.worker)
                 self.tell(f"{effect.worker}: {effect.reason}")
-            case f.Tell() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
+            case f.Tell() | f.SaveGeneration() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():
                 self.tell(effect.reason)
 
     def _notice(self) -> None:

@@ -162,6 +162,12 @@ class Controller:
         self._handle(began)
         if self._store is not None:
             self._spawn(self._watch_store(self._store))
+        loop = asyncio.get_running_loop()
+
+        def tell(nodes: dict[str, float]) -> None:
+            loop.call_soon_threadsafe(self._drains, nodes)
+
+        placement.watch_drains(tell)
         while not self._is_ending:
             deadline = self._machine.next_deadline()
             asked_at = time.monotonic()
@@ -171,6 +177,10 @@ class Controller:
             except TimeoutError:
                 event = e.TimePassed(time.monotonic() - asked_at - (timeout or 0.0))
             self._handle(event)
+
+    def _drains(self, nodes: dict[str, float]) -> None:
+        self._units.draining = set(nodes)
+        self._events.put_nowait(e.NodesDraining(tuple(sorted(nodes.items()))))
 
     async def _begin_at_last(self) -> e.RunBegan:
         """Begin; where training goes on already, a storage that refuses is asked again as long as workers live."""
@@ -254,7 +264,7 @@ class Controller:
                 self._spawn(self._probe(effect))
             case f.FormGeneration():
                 self._units.send(effect.ranks, effect)
-            case f.AbortGeneration() | f.ParkGeneration() | f.StopGeneration() | f.SettleSave():
+            case f.AbortGeneration() | f.ParkGeneration() | f.SaveGeneration() | f.StopGeneration() | f.SettleSave():
                 self._units.send(effect.workers, effect)
             case f.WritePieces():
                 self._units.send(effect.writers, effect)

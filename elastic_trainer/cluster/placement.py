@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 
 import ray
 from ray import PlacementGroupID
@@ -14,6 +16,7 @@ from ray.util.placement_group import (
     placement_group_table,
 )
 
+DRAIN_POLL_S = 0.25  # notices come half a minute or two before the end
 HEAD = "node:__internal_head__"  # the resource by which Ray marks it
 
 
@@ -119,6 +122,28 @@ def host_of(node_id: str) -> tuple[str, str]:
         if node["NodeID"] == node_id:
             return str(node["NodeManagerHostname"]), str(node["NodeManagerAddress"])
     return node_id[:12], ""
+
+
+def watch_drains(tell: Callable[[dict[str, float]], None]) -> None:
+    """Call `tell` with the nodes that are being taken away and the seconds that each has left, when they change.
+
+    In a thread of its own: Ray's answer can take as long as its head does.
+    """
+
+    def watch() -> None:
+        before: set[str] = set()
+        while True:
+            try:
+                deadlines = ray._private.state.state.get_draining_nodes()
+            except Exception:  # the head is away: there is nothing to hear now
+                deadlines = dict.fromkeys(before, 0)
+            if set(deadlines) != before:
+                before = set(deadlines)
+                now_ms = 1000 * time.time()
+                tell({node: max(0.0, (at - now_ms) / 1000) if at else 0.0 for node, at in deadlines.items()})
+            time.sleep(DRAIN_POLL_S)
+
+    threading.Thread(target=watch, name="drains", daemon=True).start()
 
 
 def listening(nodes: Collection[str]) -> dict[str, tuple[str, int]]:

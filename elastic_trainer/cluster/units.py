@@ -94,6 +94,7 @@ class Units:
         self._given_up: dict[Worker, Unit] = {}  # until they are known to be killed
         self._heard_at: dict[str, float] = {}  # by node id
         self._node_of: dict[Worker, str] = {}
+        self.draining: set[str] = set()  # nodes that are being taken away
         self._moves: dict[int, int] = {}  # by worker id: how often it had to look for another place
         self._held_back: list[PlacementGroup] = []
         self.is_ending = False
@@ -181,7 +182,7 @@ class Units:
                 return
         self._put(e.WorkerPlaced(worker))
         node_id = await asyncio.to_thread(placement.node_of, group)
-        while not node_id or self._is_silent(node_id):  # what starts there would be waited for in vain
+        while not node_id or self._is_lost(node_id):  # what starts there would be waited for in vain
             await asyncio.sleep(PLACE_POLL_S)
             if self.is_ending:
                 return
@@ -316,24 +317,25 @@ class Units:
         for pulse in beat.pulses:
             self._node_of[pulse.worker] = beat.node
 
-    def _is_silent(self, node_id: str) -> bool:
+    def _is_lost(self, node_id: str) -> bool:
+        """Whether nothing can be started there: it is silent, or being taken away."""
         heard_at = self._heard_at.get(node_id)
-        return heard_at is not None and time.monotonic() - heard_at > SILENT_S
+        return node_id in self.draining or (heard_at is not None and time.monotonic() - heard_at > SILENT_S)
 
     def _make_room(self, worker: Worker) -> None:
-        """Where a worker's node is silent, ask for resources elsewhere.
+        """Where a worker's node is lost, ask for resources elsewhere.
 
-        What it had is kept until the node speaks or Ray takes it for dead: else Ray would offer it again.
+        What it had is kept until the node is back or Ray takes it for dead: else Ray would offer it again.
         """
         group, node_id = self._groups.get(worker.worker_id), self._node_of.get(worker)
-        if group is not None and node_id is not None and self._is_silent(node_id):
+        if group is not None and node_id is not None and self._is_lost(node_id):
             del self._groups[worker.worker_id]
             self._moves[worker.worker_id] = self._moves.get(worker.worker_id, 0) + 1
             self._spawn(self._release_later(group, node_id))
 
     async def _release_later(self, group: PlacementGroup, node_id: str) -> None:
         self._held_back.append(group)
-        while self._is_silent(node_id) and await asyncio.to_thread(placement.is_on, group, node_id):
+        while self._is_lost(node_id) and await asyncio.to_thread(placement.is_on, group, node_id):
             await asyncio.sleep(PLACE_POLL_S)
         self._held_back.remove(group)
         await asyncio.to_thread(remove_placement_group, group)

@@ -72,6 +72,15 @@ class ParkGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveGeneration:
+    """Save the state after the step that all ranks agree on, whether a save is due or not."""
+
+    token: Token
+    workers: tuple[Worker, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopGeneration:
     """Leave the group after the step that all ranks agree on, because the run ends."""
 
@@ -158,6 +167,7 @@ Effect = (
     | FormGeneration
     | AbortGeneration
     | ParkGeneration
+    | SaveGeneration
     | StopGeneration
     | RunTaskAgain
     | WritePieces
@@ -172,6 +182,7 @@ Order = (
     FormGeneration
     | AbortGeneration
     | ParkGeneration
+    | SaveGeneration
     | StopGeneration
     | RunTaskAgain
     | WritePieces

@@ -79,6 +79,13 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesDraining:
+    """All nodes that are being taken away, each with the seconds that are left; 0 when that is not known."""
+
+    nodes: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HostsProbed:
     """Pairs of these nodes that could not reach each other when they were asked to try."""
 
@@ -342,5 +349,6 @@ Event = (
     | StopRequested
     | Beat
     | HostsProbed
+    | NodesDraining
     | TimePassed
 )

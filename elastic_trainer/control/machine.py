@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
+from elastic_trainer.control import draining, laws, membership, quorum, recovery, rollback, rules, saving, suspicion
 from elastic_trainer.control import events as e
-from elastic_trainer.control import laws, membership, quorum, recovery, rollback, rules, saving, suspicion
 from elastic_trainer.control.effects import (
     AbortGeneration,
     Effect,
@@ -138,6 +138,8 @@ class Machine:
                 return suspicion.heard(self.state, event, now)
             case e.HostsProbed():
                 return suspicion.probed(self.state, self.limits, event, now)
+            case e.NodesDraining():
+                return draining.announced(self.state, event, now)
             case e.TimePassed():
                 suspicion.excuse(self.state, event.late_s)
                 return self._time_passed(now)

@@ -29,6 +29,7 @@ def newcomers(state: State) -> list[Worker]:
     """Workers that could join the present members, by id."""
     present = {node_of(state, worker) for worker in state.group}
     barred = {a for a, b in state.apart if b in present} | {b for a, b in state.apart if a in present}
+    barred |= set(state.draining)
     return [worker for worker in ready_workers(state) if node_of(state, worker) not in barred]
 
 
@@ -36,6 +37,11 @@ def node_of(state: State, worker: Worker) -> str:
     """The node of a worker; of one that has not been heard of, a name for itself."""
     seen = state.seen.get(worker.worker_id)
     return seen.node if seen is not None and seen.worker == worker else str(worker)
+
+
+def is_going(state: State, worker: Worker) -> bool:
+    """Whether a worker's host is being taken away."""
+    return node_of(state, worker) in state.draining
 
 
 def untried(state: State, workers: Iterable[Worker]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_trainer.control import membership, quorum, ranks, rollback, saving, suspicion
+from elastic_trainer.control import draining, membership, quorum, ranks, rollback, saving, suspicion
 from elastic_trainer.control.effects import (
     Effect,
     FormGeneration,
@@ -109,7 +109,8 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.token = Token(state.term, state.generation)
     if state.rolls_back and state.rollback is not None:
         state.rollback = state.rollback._replace(since=state.token)
-    state.group = list(ranks.assign(state.last_group, quorum.ready_workers(state), limits.max_workers))
+    chosen = draining.workers_that_stay(state, limits)
+    state.group = list(ranks.assign(state.last_group, chosen, limits.max_workers))
     for worker in state.group:
         state.workers[worker.worker_id].stage = Stage.JOINING
     state.phase = Phase.FORMING
@@ -159,7 +160,19 @@ def start_due(state: State, limits: Limits, now: float) -> list[Effect] | None:
     return [StartWorker(each.worker, reason) for each in due] or None
 
 
-RULES: tuple[Rule, ...] = (end_placing, save, suspicion.suspect, settle, run_again, form, stop, park, start_due)
+RULES: tuple[Rule, ...] = (
+    end_placing,
+    save,
+    suspicion.suspect,
+    settle,
+    run_again,
+    form,
+    draining.leave,
+    draining.move,
+    stop,
+    park,
+    start_due,
+)
 
 
 def _is_through(state: State) -> bool:

@@ -133,6 +133,8 @@ class State:
     retry_at: float = 0.0  # nor those that could not before that
     reached: list[str] = field(default_factory=list)  # nodes that have been asked so
     apart: list[tuple[str, str]] = field(default_factory=list)  # pairs of them that could not
+    draining: list[str] = field(default_factory=list)  # nodes that are being taken away
+    drain_is_told: bool = False  # that workers there must stay
     hung_in_a_row: int = 0  # workers killed because they stood still, without a step done in between
     suspected: int = 0  # workers given up on suspicion, in all
 

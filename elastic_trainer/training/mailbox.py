@@ -17,6 +17,7 @@ from elastic_trainer.control.effects import (
     Order,
     ParkGeneration,
     RunTaskAgain,
+    SaveGeneration,
     SettleSave,
     StopGeneration,
     WritePieces,
@@ -25,6 +26,8 @@ from elastic_trainer.control.events import Event
 from elastic_trainer.observability.lines import Line
 from elastic_trainer.training.position import Position
 from elastic_trainer.vocabulary import Token
+
+SaveOrder = SaveGeneration | WritePieces | SettleSave
 
 
 class Mailbox:
@@ -40,7 +43,7 @@ class Mailbox:
         self.record = record
         self.position = Position()  # of the main thread, for the control thread to tell
         self._abort: Callable[[], None] = lambda: None
-        self._save: Callable[[WritePieces | SettleSave], None] = lambda order: None
+        self._save: Callable[[SaveOrder], None] = lambda order: None
         self._changed = threading.Condition()
         self._next: FormGeneration | RunTaskAgain | EndRun | None = None
         self._aborted = Token(0, 0)
@@ -52,7 +55,7 @@ class Mailbox:
         """Call `abort` whenever a generation has to be given up."""
         self._abort = abort
 
-    def on_save(self, save: Callable[[WritePieces | SettleSave], None]) -> None:
+    def on_save(self, save: Callable[[SaveOrder], None]) -> None:
         """Call `save` with every order about a save."""
         self._save = save
 
@@ -72,12 +75,12 @@ class Mailbox:
                         self._next = order
                 case EndRun():
                     self._next = order
-                case WritePieces() | SettleSave():
-                    pass  # for the writer, below: it has a lock of its own
+                case SaveGeneration() | WritePieces() | SettleSave():
+                    pass  # for the saver, below: it has a lock of its own
             self._changed.notify_all()
         if isinstance(order, AbortGeneration | EndRun):
             self._abort()
-        elif isinstance(order, WritePieces | SettleSave):
+        elif isinstance(order, SaveGeneration | WritePieces | SettleSave):
             self._save(order)
 
     def take(self, timeout_s: float) -> FormGeneration | RunTaskAgain | EndRun | None:

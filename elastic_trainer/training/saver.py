@@ -21,10 +21,10 @@ from elastic_trainer.checkpoint import reader
 from elastic_trainer.checkpoint.layout import Layout, TensorInfo
 from elastic_trainer.checkpoint.manifest import Manifest
 from elastic_trainer.checkpoint.writer import Writer
-from elastic_trainer.control.effects import SettleSave, WritePieces
+from elastic_trainer.control.effects import SaveGeneration, SettleSave, WritePieces
 from elastic_trainer.errors import Damaged, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
-from elastic_trainer.training.mailbox import Mailbox
+from elastic_trainer.training.mailbox import Mailbox, SaveOrder
 from elastic_trainer.training.rider import Rider
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, assemble, describe
@@ -129,8 +129,10 @@ class Saver:
             parts=place.world_size,
         )
 
-    def _obey(self, order: WritePieces | SettleSave) -> None:
+    def _obey(self, order: SaveOrder) -> None:
         match order:
+            case SaveGeneration():
+                self._is_latched = True
             case WritePieces() if self._worker in order.writers:
                 part = order.writers.index(self._worker)
                 self._writer.write_again(order.steps, order.token, order.attempt, part, len(order.writers))

@@ -212,3 +212,35 @@ def test_a_worker_that_is_stopped_is_given_up_and_replaced(train: Callable[..., 
     run.command.await_line("3 workers from step", 60)
     run.finish()
     assert run.longest_pause() < 3.0
+
+
+def test_workers_leave_a_host_that_is_announced_to_go_and_are_started_elsewhere(
+    train: Callable[..., HostsRun],
+) -> None:
+    run = train(steps=400, scaling={"min_workers": 1, "max_workers": 2, "resources_per_worker": {"CPU": 1}})
+    run.await_step(20)
+    going = run.hosts()[0]
+
+    going.announce_preemption()
+
+    run.command.await_line(f"host {going.name} is being taken away in", 10)
+    run.command.await_line("generation 3: 2 workers from step", 60)  # one of them is new
+    assert going not in run.hosts()
+    run.finish()
+    assert "lost while" not in run.command.output
+    assert run.longest_pause() < 3.0
+
+
+def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., HostsRun]) -> None:
+    run = train(steps=500)
+    run.await_step(20)
+    new = run.hosts()[1]
+    new.power_off()
+    run.await_step(60)
+    assert len(run.hosts()) == HOSTS - 1
+
+    new.boot()
+
+    run.command.await_line("3 workers from step", 90)
+    run.finish()
+    assert run.longest_pause() < 3.0
