@@ -60,6 +60,11 @@ class ScalingConfig(_Section):
     max_workers: Positive | None = Field(
         None, description="At most so many train. Unset: as many as the cluster can hold at first start."
     )
+    spares: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Workers beside max_workers that hold their resources, have built the model and wait: one takes "
+        "over at once when another is lost, without the seconds that a new process needs.",
+    )
     resources_per_worker: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {"CPU": 1.0}, description="What Ray reserves for each worker, such as {CPU: 2} or {CPU: 0.5}."
     )

@@ -77,7 +77,7 @@ def resolve(
     Raises:
         ConfigError: The data and the job contradict each other.
     """
-    most = config.scaling.max_workers or max(config.scaling.min_workers, fits, 1)
+    most = config.scaling.max_workers or max(config.scaling.min_workers, fits - config.scaling.spares, 1)
     batch = config.global_batch
     if config.scaling.max_workers is None:
         most = min(most, config.logical_ranks or batch // (config.micro_batch or 1))
@@ -119,6 +119,7 @@ def resolve(
     limits = Limits(
         min_workers=config.scaling.min_workers,
         max_workers=most,
+        spares=config.scaling.spares,
         place_s=max(config.scaling.wait_s, PLACE_S) if fits >= config.scaling.min_workers else config.scaling.wait_s,
         form_s=2 * config.timeouts.form_s,  # who is well gives up by itself before that
         leave_s=config.timeouts.leave_s,

@@ -245,7 +245,7 @@ class ElasticTrainer:
             config.data.engine,
             cpus=config.data.cpus,
             preprocesses=facts.preprocesses,
-            workers=config.scaling.max_workers or max(1, config.scaling.min_workers),
+            workers=(config.scaling.max_workers or max(1, config.scaling.min_workers)) + config.scaling.spares,
             workers_beside=beside,
         )
         fits = beside if has_router else placement.workers_that_fit(config.scaling.resources_per_worker)

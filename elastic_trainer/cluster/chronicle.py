@@ -18,7 +18,8 @@ from elastic_trainer.cluster.messages import Acknowledged
 from elastic_trainer.cluster.processes import ProcessId
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
-from elastic_trainer.control.state import State
+from elastic_trainer.control import quorum
+from elastic_trainer.control.state import Phase, State
 from elastic_trainer.data.ledger import Audit, LedgerLine
 from elastic_trainer.errors import StorageError
 from elastic_trainer.observability.account import Account, Generation, Rebuild
@@ -284,6 +285,8 @@ class Chronicle:
             pids=pids,
             term=self._state.term,
             saved=self._state.saved[-1].steps if self._state.saved else None,
+            members=tuple(map(str, self._state.group)),
+            spares=len(quorum.ready_workers(self._state)) if self._state.phase is Phase.RUNNING else 0,
         )
 
     def _per_second(self, amount: float) -> float:

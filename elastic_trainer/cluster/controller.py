@@ -130,7 +130,7 @@ class Controller:
         await self._is_ready.wait()
         if self._problem:
             await asyncio.Event().wait()  # this controller ends; the agents keep what they have for the next one
-        self._units.heard(beat)
+        self._units.places.heard(beat)
         await self._events.put(beat)  # first: it tells on which node the workers are
         for report in reports:
             if report.process is not None:
@@ -179,7 +179,7 @@ class Controller:
             self._handle(event)
 
     def _drains(self, nodes: dict[str, float]) -> None:
-        self._units.draining = set(nodes)
+        self._units.places.draining = set(nodes)
         self._events.put_nowait(e.NodesDraining(tuple(sorted(nodes.items()))))
 
     async def _begin_at_last(self) -> e.RunBegan:

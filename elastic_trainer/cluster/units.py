@@ -6,7 +6,6 @@ All of them are detached and named, so that they outlive a controller and the ne
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.node_agent import AgentSpec, agent_name, make_agent
+from elastic_trainer.cluster.places import Places
 from elastic_trainer.cluster.worker import MARK, WorkerActor, WorkerSpec, mark_of
 from elastic_trainer.control import effects as f
 from elastic_trainer.control import events as e
@@ -27,10 +27,8 @@ from elastic_trainer.vocabulary import NAMESPACE, Stage, Worker
 
 ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
 LOGS_S = 5.0  # for what workers printed to reach the storage, at the end of a run
-SILENT_S = 0.9  # as control/suspicion.py has it
 REAP_S = 10.0  # killing takes milliseconds
 PROBE_S = 1.0  # a connection that is possible stands in milliseconds
-PLACE_POLL_S = 1.0  # one look at a placement group; the machine bounds the whole wait
 
 
 @dataclass(frozen=True)
@@ -88,15 +86,10 @@ class Units:
         self._marker = marker
         self._put = put
         self._spawn = spawn
-        self._groups: dict[int, PlacementGroup] = {}
+        self.places = Places(spec.run_name, spec.resources, spawn)
         self._agents: dict[str, ActorHandle] = {}  # by name
         self.living: dict[Worker, Unit] = {}
         self._given_up: dict[Worker, Unit] = {}  # until they are known to be killed
-        self._heard_at: dict[str, float] = {}  # by node id
-        self._node_of: dict[Worker, str] = {}
-        self.draining: set[str] = set()  # nodes that are being taken away
-        self._moves: dict[int, int] = {}  # by worker id: how often it had to look for another place
-        self._held_back: list[PlacementGroup] = []
         self.is_ending = False
 
     # ---- an earlier term's
@@ -133,7 +126,7 @@ class Units:
         except ValueError:  # it died while nobody watched; its place goes to another incarnation
             await self._reap(worker, agent)
             return e.FoundWorker(worker, Stage.GONE)
-        self._groups[worker.worker_id] = groups[worker]
+        self.places.adopt(worker, groups[worker])
         unit = self.living[worker] = Unit(actor, agent, actor.ended.remote())
         self._spawn(self._watch(worker, unit))
         return found
@@ -165,28 +158,18 @@ class Units:
         except StorageNotShared as problem:
             self._put(e.NodeRefused(worker, str(problem)))
         except placement.GroupGone as problem:
-            self._groups.pop(worker.worker_id, None)
             self._put(e.WorkerLost(worker, f"its place was taken away: {problem}"))
         except RayError as error:  # such as a node agent that died just now
             self._put(e.WorkerLost(worker, f"it could not be started: {error!r}"))
 
     async def _place_and_start(self, worker: Worker) -> None:
-        spec = self._spec
-        group = self._groups.get(worker.worker_id)
+        group = await self.places.reserve(worker)
         if group is None:
-            moves = self._moves.get(worker.worker_id, 0)
-            name = f"unit:{spec.run_name}:{worker.worker_id}" + (f":{moves}" if moves else "")
-            group = self._groups[worker.worker_id] = await asyncio.to_thread(placement.reserve, name, spec.resources)
-        while not await asyncio.to_thread(placement.is_reserved, group, PLACE_POLL_S):
-            if self.is_ending:
-                return
+            return
         self._put(e.WorkerPlaced(worker))
-        node_id = await asyncio.to_thread(placement.node_of, group)
-        while not node_id or self._is_lost(node_id):  # what starts there would be waited for in vain
-            await asyncio.sleep(PLACE_POLL_S)
-            if self.is_ending:
-                return
-            node_id = await asyncio.to_thread(placement.node_of, group)
+        node_id = await self.places.node_of(group)
+        if node_id is None:
+            return
         agent = await self._agent_of(node_id)
         await agent.adopt.remote(self._term, worker, group)
         if self.is_ending:
@@ -251,12 +234,13 @@ class Units:
 
     # ---- watching
 
-    async def _watch_agent(self, key: str, agent: ActorHandle) -> None:
+    async def _watch_agent(self, name: str, agent: ActorHandle) -> None:
         try:
             await agent.ended.remote()
         except RayActorError:
-            if self._agents.get(key) is agent:
-                del self._agents[key]  # its workers end by themselves; the next one to start there makes another
+            self.places.forget(lambda node_id: self._agent_name(node_id) == name)
+            if self._agents.get(name) is agent:
+                del self._agents[name]  # its workers end by themselves; the next one to start there makes another
 
     async def _watch(self, worker: Worker, unit: Unit) -> None:
         cause, out_of_memory = "its process ended", False
@@ -298,7 +282,7 @@ class Units:
             self._given_up[worker] = unit
         elif (unit := self._given_up.get(worker)) is None:
             return ""
-        self._make_room(worker)
+        self.places.leave(worker)
         stacks = await self._reap(worker, unit.agent, with_stacks)
         if stacks is None:  # its node does not answer; when it is back the worker is killed again
             return ""
@@ -310,35 +294,6 @@ class Units:
             return str(await asyncio.wait_for(agent.reap.remote(self._term, worker, with_stacks), REAP_S))
         except (RayError, TimeoutError):
             return None  # its workers end without it
-
-    def heard(self, beat: e.Beat) -> None:
-        """A node's agent has spoken."""
-        self._heard_at[beat.node] = time.monotonic()
-        for pulse in beat.pulses:
-            self._node_of[pulse.worker] = beat.node
-
-    def _is_lost(self, node_id: str) -> bool:
-        """Whether nothing can be started there: it is silent, or being taken away."""
-        heard_at = self._heard_at.get(node_id)
-        return node_id in self.draining or (heard_at is not None and time.monotonic() - heard_at > SILENT_S)
-
-    def _make_room(self, worker: Worker) -> None:
-        """Where a worker's node is lost, ask for resources elsewhere.
-
-        What it had is kept until the node is back or Ray takes it for dead: else Ray would offer it again.
-        """
-        group, node_id = self._groups.get(worker.worker_id), self._node_of.get(worker)
-        if group is not None and node_id is not None and self._is_lost(node_id):
-            del self._groups[worker.worker_id]
-            self._moves[worker.worker_id] = self._moves.get(worker.worker_id, 0) + 1
-            self._spawn(self._release_later(group, node_id))
-
-    async def _release_later(self, group: PlacementGroup, node_id: str) -> None:
-        self._held_back.append(group)
-        while self._is_lost(node_id) and await asyncio.to_thread(placement.is_on, group, node_id):
-            await asyncio.sleep(PLACE_POLL_S)
-        self._held_back.remove(group)
-        await asyncio.to_thread(remove_placement_group, group)
 
     async def probe(self, nodes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         """Which pairs of these nodes cannot reach each other, by their agents' word."""
@@ -358,7 +313,7 @@ class Units:
 
     async def end_all(self, order: f.EndRun, own_words_s: float) -> list[Worker]:
         """End every actor and placement group; returns the workers that did not return by themselves in time."""
-        self.is_ending = True
+        self.is_ending = self.places.is_ending = True
         units = dict(self.living)
         self.send(units, order)
         lives = {asyncio.ensure_future(_settled(unit.life)): worker for worker, unit in units.items()}
@@ -366,8 +321,7 @@ class Units:
         for unit in units.values():
             ray.kill(unit.actor)
         await asyncio.gather(*(self._reap(worker, unit.agent) for worker, unit in units.items()))
-        for group in [*self._groups.values(), *self._held_back]:
-            await asyncio.to_thread(remove_placement_group, group)
+        await self.places.release_all()
         await self._await_logs({unit.agent for unit in units.values()})
         # by name: what was being started just now is known to nobody yet
         for name in await asyncio.to_thread(actor_names, self._spec.run_name):

@@ -160,7 +160,7 @@ class Machine:
         state.done = max((each.steps for each in event.saved), default=0)
         if event.saved:
             state.why = f"resumes after step {event.saved[-1].steps}"
-        for worker_id in range(self.limits.max_workers):
+        for worker_id in range(self.limits.max_workers + self.limits.spares):
             state.workers[worker_id] = WorkerState(Worker(worker_id, -1), start_at=now)
         effects = self._take_over(event.found, now)
         if not state.has_begun:

@@ -81,7 +81,8 @@ def waits_for(state: State, limits: Limits, now: float) -> Missing | None:
         return Missing("reach", "waiting to hear which hosts can reach each other")
     if now < state.quiet_until:
         return Missing("quiet", "waiting for further reports of the same fault")
-    if not state.has_begun and state.gather_until is not None and now < state.gather_until:
+    is_gathering = state.gather_until is not None and now < state.gather_until
+    if not state.has_begun and is_gathering and len(ready) < limits.max_workers:
         late = [each for each in state.workers.values() if each.stage in (Stage.STARTING, Stage.FAULTY)]
         if late:
             return Missing("start", "waiting for workers that are still starting")

@@ -43,6 +43,7 @@ class Limits:
     place_s: float
     form_s: float
     leave_s: float
+    spares: int = 0  # warm workers on top of max_workers
     coalesce_s: float = 0.05  # detectors of one fault report within some 20 ms of each other on an idle machine
     gather_s: float = 30.0  # at first start the fast wait for the slow this long; who comes later joins at a boundary
     backoff_s: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)

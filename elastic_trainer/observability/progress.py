@@ -79,4 +79,6 @@ def _facts(standing: Standing) -> str:
     loss = "-" if standing.loss is None else f"{standing.loss:.4f}"
     saved = "" if standing.saved is None else f"  saved {standing.saved}"
     workers = counted(standing.world_size, "worker")
+    if standing.spares:
+        workers += f" + {counted(standing.spares, 'spare')}"
     return f"{standing.phase}  loss {loss}  {standing.samples_per_s:.0f} samples/s  {workers}{saved}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class Standing:
     """A look at a run.
 
-    `saved` is the newest saved step. `pids` are the processes of the living workers by worker; `news` is what happened
-    since the last look.
+    `saved` is the newest saved step. `pids` are the processes of the living workers by worker, `members` the workers
+    that train, by rank, `spares` how many wait beside them; `news` is what happened since the last look.
     """
 
     phase: str
@@ -26,3 +26,5 @@ class Standing:
     saved: int | None = None
     has_ended: bool = False
     pids: dict[str, int] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    spares: int = 0

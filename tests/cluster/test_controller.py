@@ -268,3 +268,21 @@ def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> Non
         pass
 
     assert fit(Local(), steps=5).summary["status"] == "finished"
+
+
+@turn(1, 3)
+def test_a_spare_takes_over_without_the_time_that_a_new_process_needs(fit: Fit) -> None:
+    spare: list[str] = []
+
+    def kill(standing: Standing) -> None:
+        if not spare and standing.step >= 40 and standing.spares == 1 and standing.world_size == 2:
+            spare.extend(set(standing.pids) - set(standing.members))
+            os.kill(standing.pids[standing.members[0]], signal.SIGKILL)
+
+    result = fit(SLOW(), kill, scaling={"max_workers": 2, "spares": 1}, steps=300)
+    summary = result.summary
+    assert summary["status"] == "finished"
+    assert [generation["world_size"] for generation in summary["generations"]] == [2, 2]
+    before, after = (set(generation["workers"]) for generation in summary["generations"])
+    assert after - before == set(spare)
+    assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
