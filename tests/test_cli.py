@@ -130,3 +130,10 @@ def test_an_audit_finds_a_ledger_that_was_changed(tmp_path: Path, capsys: pytest
     status, out, _ = run(capsys, "data", "audit", str(tmp_path / "job"))
     assert status == 1
     assert "contradicts the data order at steps [2]" in out
+
+
+@pytest.mark.parametrize("workers", ["two", "2:", "2:x", ":3", "-1"])
+def test_numbers_of_workers_that_are_none_are_told(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "scale", "job", "--", workers)
+    assert status == 2
+    assert f"{workers!r} is no number of workers. Write LEAST:MOST, such as 2:6" in err

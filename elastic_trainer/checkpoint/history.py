@@ -33,6 +33,7 @@ class History:
     saved: list[SavedStep] = field(default_factory=list)  # what can be restored, oldest first
     values: dict[str, dict[str, float]] = field(default_factory=dict)  # evaluations by folder of the saved step
     rollback: Rollback | None = None  # the last one
+    scaling: tuple[str, int, int] | None = None  # the owner for whom it counts, the least and the most workers
     audit: dict[str, Any] = field(default_factory=dict)  # the account of the ledger up to the newest saved step
     ended: str | None = None  # the status, when the last thing that happened was the end
     reason: str = ""
@@ -71,6 +72,8 @@ class History:
                 self.generation = max(self.generation, values["token"][1])
                 self.saved = [each for each in self.saved if each.steps <= values["steps"]]
                 self.rollback = Rollback.of(values.get("rollback")) or self.rollback
+            case "scaled":
+                self.scaling = (values["owner"], values["least"], values["most"])
             case "ended":
                 self.ended, self.reason = values["status"], values["reason"]
 
@@ -83,6 +86,8 @@ class History:
             setattr(self, name, value)
         self.saved = [SavedStep(*each) for each in values["saved"]]
         self.rollback = Rollback.of(values["rollback"])
+        scaling = values.get("scaling")
+        self.scaling = None if scaling is None else (scaling[0], scaling[1], scaling[2])
 
 
 def fold(entries: Iterable[Entry]) -> History:

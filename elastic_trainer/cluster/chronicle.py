@@ -151,7 +151,7 @@ class Chronicle:
                 self.tell(effect.reason)
             case f.StartStore() if effect.reason != "first start":
                 self.tell(effect.reason)
-            case f.KillWorker():
+            case f.KillWorker() | f.RetireWorker():
                 self._lost.add(effect.worker)
                 self.tell(f"{effect.worker}: {effect.reason}")
             case f.Tell() | f.SaveGeneration() | f.ParkGeneration() | f.StopGeneration() | f.RunTaskAgain():

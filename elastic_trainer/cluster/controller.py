@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import ray
@@ -102,6 +102,18 @@ class Controller:
     async def stop(self, by: str, at_once: bool) -> None:
         """End the run after the step that is under way, saved, or at once."""
         await self._events.put(e.StopRequested(by, at_once))
+
+    async def scale(self, least: int, most: int, by: str) -> str:
+        """Have at least and at most so many workers from now on; returns what is wrong with that, in words."""
+        await self._is_ready.wait()
+        ranks = self._spec.unit.settings.plan.order.logical_ranks
+        if not 1 <= least <= most:
+            return f"{least}:{most} is not a range of workers. Write LEAST:MOST, such as 2:6."
+        if most > ranks:
+            return f"at most {ranks} workers have something to do: the run has {ranks} logical ranks, not {most}."
+        await self._records.scaled(least, most, self._spec.unit.run_mark, self._chronicle)
+        await self._events.put(e.ScaleRequested(least, most, by))
+        return ""
 
     async def watch(self, cursor: int) -> Standing:
         """How the run stands and the news since `cursor`; waits a little when there is none."""
@@ -208,7 +220,11 @@ class Controller:
             is_restart=self._is_restart,
         )
         history = self._records.history
-        self._machine = Machine(spec.limits, term=history.term)
+        limits = spec.limits
+        if history.scaling is not None and history.scaling[0] == spec.unit.run_mark:
+            _, least, most = history.scaling  # an earlier term was told so
+            limits = replace(limits, min_workers=least, max_workers=most)
+        self._machine = Machine(limits, term=history.term)
         self._chronicle = Chronicle(spec.unit.settings, self._records.store, self._machine.state, audit, account)
         self._units = Units(
             spec.unit, history.term, self._me, self._records.marker, self._events.put_nowait, self._spawn
@@ -260,6 +276,8 @@ class Controller:
                 self._spawn(self._units.start(effect.worker))
             case f.KillWorker():
                 self._spawn(self._kill(effect))
+            case f.RetireWorker():
+                self._spawn(self._units.retire(effect.worker))
             case f.ProbeHosts():
                 self._spawn(self._probe(effect))
             case f.FormGeneration():

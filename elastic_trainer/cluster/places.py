@@ -37,6 +37,7 @@ class Places:
         self._held_back: list[PlacementGroup] = []
         self._heard_at: dict[str, float] = {}  # by node id
         self._node_of: dict[Worker, str] = {}
+        self._retired: set[Worker] = set()
         self.draining: set[str] = set()  # nodes that are being taken away
         self.is_ending = False
 
@@ -55,7 +56,7 @@ class Places:
         self._groups[worker.worker_id] = group
 
     async def reserve(self, worker: Worker) -> PlacementGroup | None:
-        """The worker's place once its resources are there; None when the run ends meanwhile.
+        """The worker's place once its resources are there; None when the run ends, or wants it no more.
 
         Raises:
             GroupGone: Somebody has taken it away; the next try asks for another.
@@ -67,9 +68,11 @@ class Places:
             group = self._groups[worker_id] = await asyncio.to_thread(placement.reserve, name, self._resources)
         try:
             while not await asyncio.to_thread(placement.is_reserved, group, POLL_S):
-                if self.is_ending:
+                if self.is_ending or worker in self._retired:
                     return None
         except placement.GroupGone:
+            if worker in self._retired:
+                return None
             self._groups.pop(worker_id, None)
             raise
         return group
@@ -93,6 +96,12 @@ class Places:
             del self._groups[worker.worker_id]
             self._moves[worker.worker_id] = self._moves.get(worker.worker_id, 0) + 1
             self._spawn(self._release_later(group, node_id))
+
+    async def give_back(self, worker: Worker) -> None:
+        """No life of this worker follows; who waits for its place gives up."""
+        self._retired.add(worker)
+        if (group := self._groups.pop(worker.worker_id, None)) is not None:
+            await asyncio.to_thread(remove_placement_group, group)
 
     async def release_all(self) -> None:
         """The run has ended."""

@@ -82,6 +82,14 @@ class Records:
                 f"the return to step {effect.steps} stands",
             )
 
+    async def scaled(self, least: int, most: int, owner: str, chronicle: Chronicle) -> None:
+        """Record how many workers are wanted, for later terms of the same start."""
+        values = {"owner": owner, "least": least, "most": most}
+        async with self._lock:
+            await self._until_known(
+                lambda: self._committer.append("scaled", values), chronicle, f"{least} to {most} workers are recorded"
+            )
+
     async def tidy(self, chronicle: Chronicle) -> None:
         """Read the newest saved step back and remove what it makes needless."""
         async with self._lock:

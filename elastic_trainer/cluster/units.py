@@ -289,6 +289,11 @@ class Units:
         self._given_up.pop(worker, None)
         return stacks
 
+    async def retire(self, worker: Worker) -> None:
+        """End a worker and give its place back."""
+        await self.kill(worker)
+        await self.places.give_back(worker)
+
     async def _reap(self, worker: Worker, agent: ActorHandle, with_stacks: bool = False) -> str | None:
         try:
             return str(await asyncio.wait_for(agent.reap.remote(self._term, worker, with_stacks), REAP_S))

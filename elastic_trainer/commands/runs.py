@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 FOLLOW_S = 0.5  # between looks at a log that is being followed
+SCALED_WITHIN_S = 60.0  # an entry of the log, with a busy storage's repetitions
 STOPPED_WITHIN_S = 1200.0  # a step and a save, each with its own bound
 
 
@@ -62,6 +63,23 @@ def show_run(options: argparse.Namespace) -> int:
         "configuration": history.config,
     }
     print(yaml.safe_dump(facts, sort_keys=False).rstrip())
+    return 0
+
+
+def scale_run(options: argparse.Namespace) -> int:
+    """Have a run go on with other numbers of workers."""
+    least, colon, most = options.workers.partition(":")
+    if not least.isdigit() or (colon and not most.isdigit()):
+        raise ConfigError(f"{options.workers!r} is no number of workers. Write LEAST:MOST, such as 2:6, or one number.")
+    import ray
+
+    from elastic_trainer.cluster.local import join_cluster
+
+    with join_cluster(options.address):
+        asked = _controller(options.name).scale.remote(int(least), int(most or least), "elastic-trainer scale")
+        if wrong := ray.get(asked, timeout=SCALED_WITHIN_S):
+            raise ConfigError(wrong)
+    print(f"run {options.name} goes on with {least} to {most or least} workers")
     return 0
 
 

@@ -63,9 +63,9 @@ def _when(left_s: float) -> str:
     return f" in {left_s:.0f} s" if left_s > 0 else ""
 
 
-def workers_that_stay(state: State, limits: Limits) -> list[Worker]:
+def staying(state: State, limits: Limits, ready: list[Worker]) -> list[Worker]:
     """Of those that could form a generation the ones on hosts that stay, if they are enough and have the state."""
-    ready, best = quorum.ready_workers(state), quorum.most_advanced(state)
-    staying = [worker for worker in ready if not quorum.is_going(state, worker)]
-    has_state = best is None or any(state.workers[worker.worker_id].holds == best for worker in staying)
-    return staying if has_state and len(staying) >= limits.min_workers else ready
+    best = quorum.most_advanced(state)
+    kept = [worker for worker in ready if not quorum.is_going(state, worker)]
+    has_state = best is None or any(state.workers[worker.worker_id].holds == best for worker in kept)
+    return kept if has_state and len(kept) >= limits.min_workers else ready

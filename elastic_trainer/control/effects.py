@@ -28,6 +28,14 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class RetireWorker:
+    """End a worker and give its resources back: none takes its place."""
+
+    worker: Worker
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeHosts:
     """Let these nodes try to reach each other."""
 
@@ -163,6 +171,7 @@ class EndRun:
 Effect = (
     StartWorker
     | KillWorker
+    | RetireWorker
     | ProbeHosts
     | FormGeneration
     | AbortGeneration

@@ -283,6 +283,15 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """Somebody wants at least and at most so many workers from now on."""
+
+    least: int
+    most: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class FoundWorker:
     """A worker of an earlier term that lives, as it says itself; with stage `gone`, one of which only the name is left.
 
@@ -347,6 +356,7 @@ Event = (
     | StoreReady
     | StoreLost
     | StopRequested
+    | ScaleRequested
     | Beat
     | HostsProbed
     | NodesDraining

@@ -21,12 +21,13 @@ def check(state: State, limits: Limits) -> None:
 
 def _check_group(state: State, limits: Limits) -> None:
     assert len(set(state.group)) == len(state.group), "a worker has two ranks"
-    assert len(state.group) <= limits.max_workers, "more ranks than allowed"
+    least, most = state.formed_with
+    assert len(state.group) <= most, "more ranks than allowed"
     assert state.phase in IN_GENERATION or state.phase in ENDED or not state.group, "a group without a generation"
     if state.phase is Phase.RUNNING and not membership.all_done(state):  # then the last save is all that matters
         present = [each for each in state.workers.values() if each.worker in state.group]
         assert all(each.stage in (Stage.TRAINING, Stage.DONE) for each in present), "running with a member missing"
-        assert len(present) == len(state.group) >= limits.min_workers, "running below the minimum"
+        assert len(present) == len(state.group) >= least, "running below the minimum"
 
 
 def _check_bounds(state: State, limits: Limits) -> None:

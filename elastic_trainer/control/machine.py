@@ -11,7 +11,18 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from elastic_trainer.control import draining, laws, membership, quorum, recovery, rollback, rules, saving, suspicion
+from elastic_trainer.control import (
+    draining,
+    laws,
+    membership,
+    quorum,
+    recovery,
+    rollback,
+    rules,
+    saving,
+    scaling,
+    suspicion,
+)
 from elastic_trainer.control import events as e
 from elastic_trainer.control.effects import (
     AbortGeneration,
@@ -65,7 +76,7 @@ class Machine:
         state = self.state
         if state.phase in ENDED:
             return None
-        gone = [each.start_at for each in state.workers.values() if each.stage is Stage.GONE]
+        gone = [s.start_at for i, s in state.workers.items() if s.stage is Stage.GONE and i < state.slots]
         is_stopping = state.phase is Phase.STOPPING or state.stop_by
         times: list[float | None] = [] if is_stopping else [*gone]
         times += [state.place_until, state.form_until, state.leave_until, state.stop_until]
@@ -138,6 +149,9 @@ class Machine:
                 return suspicion.heard(self.state, event, now)
             case e.HostsProbed():
                 return suspicion.probed(self.state, self.limits, event, now)
+            case e.ScaleRequested():
+                self.limits, effects = scaling.change(self.state, self.limits, event, now)
+                return effects
             case e.NodesDraining():
                 return draining.announced(self.state, event, now)
             case e.TimePassed():
@@ -160,8 +174,7 @@ class Machine:
         state.done = max((each.steps for each in event.saved), default=0)
         if event.saved:
             state.why = f"resumes after step {event.saved[-1].steps}"
-        for worker_id in range(self.limits.max_workers + self.limits.spares):
-            state.workers[worker_id] = WorkerState(Worker(worker_id, -1), start_at=now)
+        scaling.begin(state, self.limits, now)
         effects = self._take_over(event.found, now)
         if not state.has_begun:
             state.place_until = now + self.limits.place_s

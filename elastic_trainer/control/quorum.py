@@ -30,7 +30,7 @@ def newcomers(state: State) -> list[Worker]:
     present = {node_of(state, worker) for worker in state.group}
     barred = {a for a, b in state.apart if b in present} | {b for a, b in state.apart if a in present}
     barred |= set(state.draining)
-    return [worker for worker in ready_workers(state) if node_of(state, worker) not in barred]
+    return [w for w in ready_workers(state) if node_of(state, w) not in barred and w.worker_id < state.slots]
 
 
 def node_of(state: State, worker: Worker) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_trainer.control import draining, membership, quorum, ranks, rollback, saving, suspicion
+from elastic_trainer.control import draining, membership, quorum, ranks, rollback, saving, scaling, suspicion
 from elastic_trainer.control.effects import (
     Effect,
     FormGeneration,
@@ -109,11 +109,11 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.token = Token(state.term, state.generation)
     if state.rolls_back and state.rollback is not None:
         state.rollback = state.rollback._replace(since=state.token)
-    chosen = draining.workers_that_stay(state, limits)
+    chosen = draining.staying(state, limits, scaling.wanted(state, limits))
     state.group = list(ranks.assign(state.last_group, chosen, limits.max_workers))
     for worker in state.group:
         state.workers[worker.worker_id].stage = Stage.JOINING
-    state.phase = Phase.FORMING
+    state.phase, state.formed_with = Phase.FORMING, (min(limits.min_workers, len(state.group)), limits.max_workers)
     state.form_until = now + limits.form_s
     # what was done beyond, by ranks that are all gone, is void; nobody may take its lines for history
     state.goes_back = (best or 0) < state.done or (best is None and state.term > 1)
@@ -152,7 +152,7 @@ def start_due(state: State, limits: Limits, now: float) -> list[Effect] | None:
     """A worker that is gone is replaced when its delay is over."""
     if state.phase is Phase.STOPPING or state.stop_by:
         return None
-    due = [s for s in state.workers.values() if s.stage is Stage.GONE and s.start_at <= now]
+    due = [s for i, s in state.workers.items() if s.stage is Stage.GONE and s.start_at <= now and i < state.slots]
     for each in due:
         each.worker = Worker(each.worker.worker_id, each.worker.incarnation + 1)
         each.stage, each.attempt, each.holds, each.has_trained = Stage.PLACING, 0, None, False
@@ -169,6 +169,8 @@ RULES: tuple[Rule, ...] = (
     form,
     draining.leave,
     draining.move,
+    scaling.leave,
+    scaling.retire,
     stop,
     park,
     start_due,

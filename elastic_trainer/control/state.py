@@ -136,6 +136,8 @@ class State:
     apart: list[tuple[str, str]] = field(default_factory=list)  # pairs of them that could not
     draining: list[str] = field(default_factory=list)  # nodes that are being taken away
     drain_is_told: bool = False  # that workers there must stay
+    slots: int = 1 << 30  # worker ids below are wanted
+    formed_with: tuple[int, int] = (1, 1 << 30)  # the least and the most that counted for the present generation
     hung_in_a_row: int = 0  # workers killed because they stood still, without a step done in between
     suspected: int = 0  # workers given up on suspicion, in all
 
@@ -168,6 +170,7 @@ class State:
             int(worker_id): WorkerState(**{**w, "worker": Worker(*w["worker"]), "stage": Stage(w["stage"])})
             for worker_id, w in values["workers"].items()
         }
+        values["formed_with"] = (values["formed_with"][0], values["formed_with"][1])
         values["apart"] = [(a, b) for a, b in values["apart"]]
         values["hosts"] = {node: Host(**host) for node, host in values["hosts"].items()}
         values["seen"] = {int(worker_id): Seen.from_dict(seen) for worker_id, seen in values["seen"].items()}

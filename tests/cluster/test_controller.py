@@ -286,3 +286,23 @@ def test_a_spare_takes_over_without_the_time_that_a_new_process_needs(fit: Fit) 
     before, after = (set(generation["workers"]) for generation in summary["generations"])
     assert after - before == set(spare)
     assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
+
+
+@turn(2, 3)
+def test_a_run_goes_on_with_fewer_and_with_more_workers(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def scale(standing: Standing) -> None:
+        controller = ray.get_actor("controller:job", namespace="elastic_trainer")
+        if not said and standing.step >= 40 and standing.world_size == 3:
+            said.append(ray.get(controller.scale.remote(1, 13, "a test")))
+            said.append(ray.get(controller.scale.remote(1, 2, "a test")))
+        if len(said) == 2 and standing.step >= 100 and standing.world_size == 2:
+            said.append(ray.get(controller.scale.remote(2, 3, "a test")))
+
+    result = fit(SLOW(), scale, steps=500)
+
+    assert said == ["at most 12 workers have something to do: the run has 12 logical ranks, not 13.", "", ""]
+    summary = result.summary
+    assert [generation["world_size"] for generation in summary["generations"]] == [3, 2, 3]
+    assert (summary["samples_missing"], summary["samples_repeated"], summary["steps_redone"]) == (0, 0, 0)

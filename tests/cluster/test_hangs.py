@@ -49,7 +49,7 @@ def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
         assert f"in phase 'loss' of step {STEP}" in out
         assert "in _deadlock" in out  # its stacks
     else:
-        assert f"of step {STEP} and slept" in out
+        assert "after phase" in out  # what it had told last
         assert "in _holds_the_interpreter" in out
 
 
