@@ -39,6 +39,7 @@ def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: f
     return out
 
 
+@turn(0, 2)
 @pytest.mark.parametrize("how", rotating(HANGS, 1))
 def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
     fit: Fit, how: str, capsys: pytest.CaptureFixture[str]

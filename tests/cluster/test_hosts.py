@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 import uuid
@@ -20,6 +21,7 @@ from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
 from tests.rayrun import CommandRun, await_value, job_config
 from tests.rig import Host, Rig, why_not
+from tests.rotation import rotating, turn
 
 HOSTS = 3
 STEP_S = 0.01  # of each micro-batch; some 50 ms a step
@@ -117,6 +119,7 @@ def train(rig: Rig, tmp_path: Path, dataset: str, held_out: str) -> Iterator[Cal
         run.clean_up()
 
 
+@turn(0, 5)
 def test_survivors_of_a_host_that_loses_power_go_on_in_place(train: Callable[..., HostsRun]) -> None:
     run = train()
     run.await_step(20)
@@ -132,6 +135,7 @@ def test_survivors_of_a_host_that_loses_power_go_on_in_place(train: Callable[...
     assert run.longest_pause() < 3.0  # Ray itself takes longer to notice
 
 
+@turn(1, 5)
 def test_a_host_that_is_cut_off_is_given_up_and_fenced_when_it_is_back(train: Callable[..., HostsRun]) -> None:
     run = train(steps=300)
     run.await_step(20)
@@ -150,6 +154,7 @@ def test_a_host_that_is_cut_off_is_given_up_and_fenced_when_it_is_back(train: Ca
     assert run.longest_pause() < 3.0
 
 
+@turn(2, 5)
 def test_a_blip_is_no_reason_to_give_anybody_up(train: Callable[..., HostsRun]) -> None:
     run = train()
     run.await_step(20)
@@ -163,6 +168,7 @@ def test_a_blip_is_no_reason_to_give_anybody_up(train: Callable[..., HostsRun]) 
     assert run.finish()["generations"] == 1
 
 
+@turn(3, 5)
 def test_hosts_that_cannot_reach_each_other_are_told_and_the_largest_set_goes_on(
     train: Callable[..., HostsRun],
 ) -> None:
@@ -178,6 +184,7 @@ def test_hosts_that_cannot_reach_each_other_are_told_and_the_largest_set_goes_on
     run.finish()
 
 
+@turn(4, 5)
 def test_a_host_whose_words_do_not_reach_the_head_is_given_up_though_it_trains(train: Callable[..., HostsRun]) -> None:
     run = train()
     run.await_step(20)
@@ -189,6 +196,7 @@ def test_a_host_whose_words_do_not_reach_the_head_is_given_up_though_it_trains(t
     run.finish()
 
 
+@turn(0, 5)
 def test_a_host_that_stands_still_is_given_up(train: Callable[..., HostsRun]) -> None:
     run = train()
     run.await_step(20)
@@ -200,6 +208,7 @@ def test_a_host_that_stands_still_is_given_up(train: Callable[..., HostsRun]) ->
     run.finish()
 
 
+@turn(1, 5)
 def test_a_worker_that_is_stopped_is_given_up_and_replaced(train: Callable[..., HostsRun]) -> None:
     run = train(steps=300)
     run.await_step(20)
@@ -214,6 +223,7 @@ def test_a_worker_that_is_stopped_is_given_up_and_replaced(train: Callable[..., 
     assert run.longest_pause() < 3.0
 
 
+@turn(2, 5)
 def test_workers_leave_a_host_that_is_announced_to_go_and_are_started_elsewhere(
     train: Callable[..., HostsRun],
 ) -> None:
@@ -231,6 +241,7 @@ def test_workers_leave_a_host_that_is_announced_to_go_and_are_started_elsewhere(
     assert run.longest_pause() < 3.0
 
 
+@turn(3, 5)
 def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., HostsRun]) -> None:
     run = train(steps=500)
     run.await_step(20)
@@ -244,3 +255,34 @@ def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., H
     run.command.await_line("3 workers from step", 90)
     run.finish()
     assert run.longest_pause() < 3.0
+
+
+FAULTS = ("power_off", "cut", "freeze", "cut_to_head", "slow", "stop_worker", "announce_preemption")
+
+
+@pytest.mark.parametrize("seed", rotating(range(14), 1))
+def test_two_faults_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
+    train: Callable[..., HostsRun], seed: int
+) -> None:
+    """The second one comes within a second of the first: inside the rebuild, a save, or after it."""
+    chooser = random.Random(seed)
+    run = train(steps=200, checkpoint={"every_steps": 7})
+    run.await_step(chooser.randint(15, 40))
+    victims = chooser.sample(run.hosts(), 2)
+    faults = [FAULTS[seed % len(FAULTS)], chooser.choice(FAULTS)]
+    for host, fault in zip(victims, faults, strict=True):
+        if fault == "cut_to_head":
+            host.cut_to(run.rig.hosts[0])
+        elif fault == "slow":
+            host.slow("100mbit")
+        elif fault == "stop_worker":
+            for pid in host.pids("ray::WorkerActor"):
+                os.kill(pid, signal.SIGSTOP)
+        else:
+            getattr(host, fault)()
+        time.sleep(chooser.uniform(0.0, 1.0))
+
+    summary = run.finish(180)
+
+    assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
+    assert summary["steps"] == 200
