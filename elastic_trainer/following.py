@@ -12,8 +12,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from elastic_trainer.cluster.controller import find_controller
 from elastic_trainer.cluster.local import join_cluster
+from elastic_trainer.cluster.named_controller import find_controller
 from elastic_trainer.errors import ClusterError, RunFailed
 from elastic_trainer.observability.progress import ProgressView
 from elastic_trainer.observability.standing import Standing

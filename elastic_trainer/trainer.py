@@ -21,8 +21,9 @@ from elastic_trainer.checkpoint.history import History, fold
 from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.chronicle import SUMMARY
-from elastic_trainer.cluster.controller import ControllerSpec, find_controller, make_controller
+from elastic_trainer.cluster.controller import ControllerSpec
 from elastic_trainer.cluster.local import IN_RAY_JOB, LocalCluster, join_cluster
+from elastic_trainer.cluster.named_controller import find_controller, make_controller
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
 from elastic_trainer.data.choice import choose_engine

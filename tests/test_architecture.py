@@ -29,6 +29,7 @@ TESTED_ELSEWHERE = {
     "control/rules.py": "control/test_machine.py",  # the machine's rules and what they share
     "control/membership.py": "control/test_machine.py",
     "control/watched.py": "control/test_suspicion.py",
+    "cluster/named_controller.py": "cluster/test_controller.py",
     "cluster/places.py": "cluster/test_hosts.py",  # hosts are lost and announced to go there
     "storage/client.py": "storage/test_object_store.py",  # each client runs every test of the store
     "storage/local_client.py": "storage/test_object_store.py",

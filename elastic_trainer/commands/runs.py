@@ -103,8 +103,8 @@ def status(options: argparse.Namespace) -> int:
     """One look at a run: from its controller when it is going on, else from its log."""
     import ray
 
-    from elastic_trainer.cluster.controller import find_controller
     from elastic_trainer.cluster.local import join_cluster
+    from elastic_trainer.cluster.named_controller import find_controller
     from elastic_trainer.observability.progress import line_of
 
     if options.address or os.environ.get("RAY_ADDRESS"):
@@ -187,7 +187,7 @@ def _print_living(options: argparse.Namespace, worker: Worker) -> bool:
 
 
 def _controller(name: str) -> ActorHandle:
-    from elastic_trainer.cluster.controller import find_controller
+    from elastic_trainer.cluster.named_controller import find_controller
 
     controller = find_controller(name)
     if controller is None:

@@ -118,7 +118,7 @@ def test_a_store_that_misbehaves_half_of_the_time(fault: str, seed: int, s3: S3S
     """Each save either stands or is told to have failed; what stands is whole."""
     url = s3.url()
     chooser = random.Random(seed)
-    bad, good = ObjectStore(url, s3.options(proxy.port), timeout_s=1.5), ObjectStore(url, s3.options())
+    bad, good = ObjectStore(url, s3.options(proxy.port), timeout_s=3.0), ObjectStore(url, s3.options())
     ranks = Ranks([bad, bad])
     proxy.plan = lambda line: fault if chooser.random() < (0.15 if fault == "hang" else 0.5) else ""
     stood = []

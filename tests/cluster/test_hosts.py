@@ -19,8 +19,8 @@ from elastic_trainer.data.ledger import surviving
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.storage.log import RunLog
 from elastic_trainer.storage.object_store import ObjectStore
+from jobs.rig import Host, Rig, why_not
 from tests.rayrun import CommandRun, await_value, job_config
-from tests.rig import Host, Rig, why_not
 from tests.rotation import rotating, turn
 
 HOSTS = 3

@@ -1,22 +1,28 @@
-"""Hosts on one machine: network, UTS and PID namespaces on a bridge of their own, each with a raylet, and their faults.
+"""Hosts on one machine, to try elasticity: namespaces on a bridge of their own, each with a raylet, and their faults.
 
-All traffic stays inside: the bridge lives in a namespace too, and nothing is routed out of it. A keeper process ends
-everything when this one does, however it ends.
+    sudo .venv/bin/python -m jobs.rig --hosts 3
+
+starts a Ray cluster of three hosts with a CPU each and takes commands: run a job on it, switch a host off, cut its
+cable, freeze it, announce that it will be taken away, and see what the run makes of it. All traffic stays inside: the
+bridge lives in a namespace too, and nothing is routed out of it. A keeper process ends everything when this one does,
+however it ends.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.rayrun import ROOT, await_value
-
+ROOT = Path(__file__).parent.parent
 SUBNET = "10.213.0"
 GCS_PORT = 6379
 START_S = 60.0  # eight seconds on two idle cores
@@ -69,7 +75,7 @@ class Host:
         command = ["ip", "netns", "exec", self.name, *apart]
         self.had_fault = False
         self.init = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-        await_value(lambda: self._first_pid(), 10, lambda: f"{self.name} did not come up")
+        _await(lambda: self._first_pid() is not None, 10, lambda: f"{self.name} did not come up")
         folder = self._rig.folder / f"{self.index}.{uuid.uuid4().hex[:4]}"
         common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", "--disable-usage-stats"]
         common += ["--object-store-memory=100000000", "--min-worker-port=20000", "--max-worker-port=20999"]
@@ -257,12 +263,12 @@ class Rig:
         assert asked.returncode == 0, f"{asked.stderr}\n{self.logs()}"
 
     def _await_head(self) -> None:
-        def listens() -> bool | None:
+        def listens() -> bool:
             tried = ["ip", "netns", "exec", self.hub, "bash", "-c", f"</dev/tcp/{SUBNET}.1/{GCS_PORT}"]
-            return True if subprocess.run(tried, capture_output=True).returncode == 0 else None
+            return subprocess.run(tried, capture_output=True).returncode == 0
 
         subprocess.run(["ip", "-n", self.hub, "addr", "add", f"{SUBNET}.254/24", "dev", "bridge0"], check=True)
-        await_value(listens, START_S, self.logs)
+        _await(listens, START_S, self.logs)
 
     def logs(self) -> str:
         """What `ray start` said on every host."""
@@ -281,3 +287,91 @@ class Rig:
         self._keeper.wait(30)
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
         assert self.name not in left, left
+
+
+def _await(look: Callable[[], bool], within_s: float, complain: Callable[[], str]) -> None:
+    deadline = time.monotonic() + within_s
+    while not look():
+        if time.monotonic() > deadline:
+            raise RuntimeError(complain())
+        time.sleep(0.02)
+
+
+COMMANDS = """\
+run JOB.yaml [...]   start a job on the head, as `elastic-trainer run` would
+off N | on N         switch host N off or on
+cut N | heal N       pull its cable, and put everything right again
+freeze N             its processes stand still
+isolate N            it reaches no other isolated host, but the head
+oneway N             what it sends to the head is lost
+slow N               100 Mbit/s
+preempt N            announce that it will be taken away
+hosts                who is there
+quit"""
+
+
+class _Console:
+    """Takes commands."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._jobs: list[subprocess.Popen[bytes]] = []
+
+    def obey(self, line: str) -> None:
+        """One line."""
+        verb, *rest = line.split()
+        if verb == "run":
+            command = [sys.executable, "-m", "elastic_trainer", "run", *rest, "--address", self._rig.address]
+            self._jobs.append(self._rig.hosts[0].start(command, stdin=subprocess.DEVNULL))
+        elif verb == "hosts":
+            for host in self._rig.hosts:
+                print(f"{host.index}  {host.name}  {host.address}  {len(host.pids('ray::WorkerActor'))} workers")
+        else:
+            host = self._rig.hosts[int(rest[0])]
+            verbs: dict[str, Callable[[], None]] = {
+                "off": host.power_off,
+                "on": host.boot,
+                "cut": host.cut,
+                "heal": host.heal,
+                "freeze": host.freeze,
+                "isolate": host.isolate,
+                "oneway": lambda: host.cut_to(self._rig.hosts[0]),
+                "slow": lambda: host.slow("100mbit"),
+                "preempt": host.announce_preemption,
+            }
+            verbs[verb]()
+
+    def close(self) -> None:
+        """End the jobs that still run."""
+        for job in self._jobs:
+            job.terminate()
+
+
+def main() -> None:
+    """A rig, and commands from standard input until `quit` or its end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=3, help="beside the head (default 3)")
+    options = parser.parse_args()
+    if problem := why_not():
+        sys.exit(f"no hosts can be made here: {problem}")
+    rig = Rig(options.hosts)
+    console = _Console(rig)
+    try:
+        print(f"starting {options.hosts} hosts", flush=True)
+        rig.start()
+        print(COMMANDS, flush=True)
+        for line in sys.stdin:
+            if line.strip() == "quit":
+                break
+            try:
+                if line.strip():
+                    console.obey(line)
+            except (KeyError, IndexError, ValueError):
+                print(COMMANDS, flush=True)
+    finally:
+        console.close()
+        rig.close()
+
+
+if __name__ == "__main__":
+    main()
