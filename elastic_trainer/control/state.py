@@ -130,6 +130,7 @@ class State:
     told: str = ""  # the kind of waiting that people know of
     hosts: dict[str, Host] = field(default_factory=dict)  # by node id
     seen: dict[int, Seen] = field(default_factory=dict)  # by worker id
+    is_deaf: bool = False  # no host is heard
     probe_at: float = 0.0  # not before that hosts are asked to try to reach each other
     retry_at: float = 0.0  # nor those that could not before that
     reached: list[str] = field(default_factory=list)  # nodes that have been asked so

@@ -141,7 +141,14 @@ def budget_s(seen: Seen, limits: Limits) -> float | None:
 
 def _silent(state: State, limits: Limits, now: float) -> list[Effect]:
     living = _living(state)
-    for node in sorted({seen.node for seen in living}):
+    nodes = sorted({seen.node for seen in living})
+    was_deaf, state.is_deaf = state.is_deaf, all(now - state.hosts[node].heard_at >= BROKEN_S for node in nodes)
+    if nodes and state.is_deaf:
+        # nobody would be left to go on with, and it may be the controller that is cut off: Ray's verdict is waited for
+        return [] if was_deaf else [Tell("no host is heard any more: the controller itself may be cut off")]
+    if was_deaf:  # the first is heard again, and the others have their time for it
+        _begin_anew(state, now)
+    for node in nodes:
         host = state.hosts[node]
         silent_s = now - host.heard_at
         if silent_s < (BROKEN_S if state.phase is Phase.ABORTING else SILENT_S):
@@ -161,6 +168,13 @@ def _silent(state: State, limits: Limits, now: float) -> list[Effect]:
     return []
 
 
+def _begin_anew(state: State, now: float) -> None:
+    for host in state.hosts.values():
+        host.heard_at = now
+    for seen in state.seen.values():
+        seen.since, seen.stopped_since = now, None
+
+
 def _unheard_s(limits: Limits) -> float:
     return limits.stall_s or UNHEARD_S
 
@@ -176,7 +190,7 @@ def _waited_for(state: State, node: str, now: float) -> str:
         and seen.where is not None
         and seen.where.phase is TaskPhase.REDUCE
         and not seen.is_mute
-        and now - state.hosts[seen.node].heard_at < SILENT_S
+        and _is_heard(state, seen, now)
         and now - seen.since >= WAITING_S
     ]
     if not others:
@@ -187,7 +201,9 @@ def _waited_for(state: State, node: str, now: float) -> str:
 
 def _stopped(state: State, limits: Limits, now: float) -> list[Effect]:
     for seen in _living(state):
-        if seen.stopped_since is not None and now - seen.stopped_since >= STOPPED_S:
+        if seen.stopped_since is None or not _is_heard(state, seen, now):
+            continue
+        if now - seen.stopped_since >= STOPPED_S:
             why = f"its process is stopped, for {now - seen.stopped_since:.1f} s{_where(seen)}"
             return _give_up(state, limits, [seen.worker], why, now)
     return []
@@ -199,6 +215,8 @@ def _standing(state: State, limits: Limits, now: float) -> list[Effect]:
     for seen in _living(state):
         budget = budget_s(seen, limits)
         if budget is None or membership.stage_of(state, seen.worker) is not Stage.TRAINING:
+            continue
+        if not _is_heard(state, seen, now):  # nothing is known of it, and that is another matter
             continue
         budget *= 2**state.hung_in_a_row  # who judged wrongly is slower to judge again
         if now - seen.since < budget:
@@ -273,6 +291,10 @@ def _give_up(
 
 def _living(state: State) -> list[Seen]:
     return [seen for _, seen in sorted(state.seen.items()) if membership.stage_of(state, seen.worker) in _LIVING]
+
+
+def _is_heard(state: State, seen: Seen, now: float) -> bool:
+    return now - state.hosts[seen.node].heard_at < SILENT_S
 
 
 def _where(seen: Seen) -> str:

@@ -276,3 +276,18 @@ def test_one_that_does_not_leave_a_broken_group_is_judged_too() -> None:
     cluster.effects.clear()
     cluster.pass_time(3.0)
     assert [each.worker for each in cluster.kills] == [W[1]]
+
+
+def test_where_no_host_is_heard_nobody_is_given_up() -> None:
+    cluster = Cluster()
+    cluster.silent = set(W[:3])  # the controller's own cable
+    cluster.pass_time(30)
+    assert [each.reason for each in cluster.effects] == [
+        "no host is heard any more: the controller itself may be cut off"
+    ]
+    cluster.silent.clear()
+    cluster.pass_time(5)
+    assert cluster.kills == []
+    cluster.silent = {W[0]}
+    cluster.waits(W[1], W[2])
+    assert cluster.until_given_up(5)[1] == [W[0]]
