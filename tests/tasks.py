@@ -314,6 +314,24 @@ class HangingTask(NetTask):
         self.worker_id = -1
 
 
+class SlowWorkerTask(NetTask):
+    """One worker becomes slow at a step."""
+
+    def __init__(self, worker_id: int, from_step: int) -> None:
+        super().__init__(delay_s=0.01)
+        self.worker_id = worker_id
+        self.from_step = from_step
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if self.run.worker.worker_id == self.worker_id and self.run.steps_done >= self.from_step:
+            time.sleep(0.03)
+        return super().loss(model, batch)
+
+
 class ForkingTask(NetTask):
     """Each worker has a child that would outlive it, in a session of its own."""
 

@@ -43,7 +43,8 @@ class Whereabouts:
     """Where a worker's main thread is, after so many done steps.
 
     `mark` counts the stays in phases: while it stays the same nothing goes on. `stays` and `longest_s` are of the last
-    stays in this phase that ended.
+    stays in this phase that ended. `pace_s` is the median time of a micro-batch's forward and backward, 0 while it is
+    not known.
     """
 
     phase: TaskPhase
@@ -51,6 +52,7 @@ class Whereabouts:
     mark: int
     stays: int
     longest_s: float
+    pace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ asked who can reach whom.
 
 from __future__ import annotations
 
-from elastic_trainer.control import membership, quorum, reachability
+from elastic_trainer.control import membership, quorum, reachability, stragglers
 from elastic_trainer.control.effects import Effect, KillWorker, ProbeHosts, StartStore, Tell
 from elastic_trainer.control.events import Beat, HostsProbed, TaskPhase, WorkerLost
 from elastic_trainer.control.state import MEMBER, Limits, Phase, State
@@ -64,7 +64,7 @@ def heard(state: State, event: Beat, now: float) -> list[Effect]:
             seen.loss = (pulse.where.stays, pulse.where.longest_s)
         if pulse.where is not None and (seen.where is None or pulse.where.mark != seen.where.mark):
             seen.where, seen.since = pulse.where, now
-    return effects
+    return effects + stragglers.name(state)
 
 
 def excuse(state: State, late_s: float) -> None:

@@ -33,6 +33,8 @@ class Seen:
     stopped_since: float | None = None
     is_busy: bool = True
     is_mute: bool = False  # it has not told where it is: something holds its interpreter, or it has no CPU
+    slow_since: int | None = None  # the step since which it is much slower than the others
+    is_named: bool = False  # for that
     loss: tuple[int, float] = (0, 0.0)  # stays in that phase, as they were told last
 
     @classmethod

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from statistics import median
 
 from elastic_trainer.control.events import TaskPhase, Whereabouts
 
+PACE_OVER = 16  # stays in forward and backward
 KEPT = 64  # stays of each phase: some ten steps, so that what was slow once does not count for good
 
 
@@ -37,6 +39,8 @@ class Position:
 
     def look(self) -> Whereabouts:
         """Where it is now."""
-        phase, stays = self._phase, self._stays.get(self._phase)
-        ended = [] if stays is None else list(stays)
-        return Whereabouts(phase, self._steps, self._mark, len(ended), max(ended, default=0.0))
+        phase = self._phase
+        ended = list(self._stays.get(phase, ()))
+        losses = list(self._stays.get(TaskPhase.LOSS, ()))[-PACE_OVER:]
+        pace_s = median(losses) if len(losses) == PACE_OVER else 0.0
+        return Whereabouts(phase, self._steps, self._mark, len(ended), max(ended, default=0.0), pace_s)

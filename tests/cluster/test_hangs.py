@@ -11,7 +11,7 @@ from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.storage.object_store import ObjectStore
 from tests.cluster.fits import Fit
 from tests.rotation import rotating, turn
-from tests.tasks import HangingTask
+from tests.tasks import HangingTask, SlowWorkerTask
 
 STEP = 60
 HANGS = ["deadlock", "holds the interpreter"]
@@ -70,3 +70,13 @@ def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[
     assert result.summary["status"] == "finished"
     assert len(result.summary["generations"]) == 1, capsys.readouterr().out
     assert longest_pause(result.path) > 15
+
+
+@turn(2, 3)
+def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(SlowWorkerTask(worker_id=1, from_step=STEP), steps=120)
+    assert result.summary["status"] == "finished"
+    assert len(result.summary["generations"]) == 1
+    named = [line for line in capsys.readouterr().out.splitlines() if "is slow: a micro-batch takes it" in line]
+    assert len(named) == 1
+    assert "w1.0 on host" in named[0]

@@ -61,7 +61,7 @@ class Cluster:
 
     def enter(self, w: Worker, phase: e.TaskPhase, **values: Any) -> None:
         before = self.where[w]
-        values = {"stays": before.stays, "longest_s": before.longest_s, **values}
+        values = {"stays": before.stays, "longest_s": before.longest_s, "pace_s": before.pace_s, **values}
         self.where[w] = e.Whereabouts(phase, before.steps, before.mark + 1, **values)
 
     def waits(self, *workers: Worker) -> None:
