@@ -129,6 +129,11 @@ class Host:
         self.had_fault = True
         self._rig.on_hub("ip", "link", "set", self.link, "down")
 
+    def blip(self, seconds: float) -> None:
+        """What it sends and is sent is lost for so long; one command, since to start another takes longer."""
+        down_and_up = f"ip link set {self.link} down; sleep {seconds}; ip link set {self.link} up"
+        self._rig.on_hub("bash", "-c", down_and_up)
+
     def isolate(self) -> None:
         """It reaches no other isolated host, but the head."""
         self.had_fault = True
@@ -248,7 +253,8 @@ class Rig:
         self._ask_ray(
             "for each in ray.util.list_named_actors(all_namespaces=True):\n"
             "    if each['namespace'] == 'elastic_trainer':\n"
-            "        ray.kill(ray.get_actor(each['name'], namespace='elastic_trainer'))\n"
+            "        try: ray.kill(ray.get_actor(each['name'], namespace='elastic_trainer'))\n"
+            "        except ValueError: pass\n"
             "from ray.util.placement_group import *\n"
             "for group_id in placement_group_table():\n"
             "    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))\n"

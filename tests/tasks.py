@@ -314,6 +314,23 @@ class HangingTask(NetTask):
         self.worker_id = -1
 
 
+class SlowBuildTask(NetTask):
+    """A worker that replaces another builds its model for long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(delay_s=0.003)
+        self.seconds = seconds
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def build_model(self) -> nn.Module:
+        if self.run.worker.incarnation > 0:
+            time.sleep(self.seconds)
+        return super().build_model()
+
+
 class SlowWorkerTask(NetTask):
     """One worker becomes slow at a step."""
 

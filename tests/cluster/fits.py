@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 from elastic_trainer import ElasticTrainer, JobConfig, LocalCluster, Result
+from elastic_trainer.observability.standing import Standing
 from tests.rayrun import job_config
 
 STEPS = 150
@@ -33,3 +36,20 @@ def ledger(result: Result) -> dict[int, tuple[int, str]]:
     folder = ObjectStore(str(Path(result.path).parent))
     lines = list(read_stream(folder.names("ledger"), folder.read))
     return {line["step"]: (line["samples"], line["digest"]) for line in lines}
+
+
+class KillAt:
+    """Kills workers' processes when the run has done so many steps and three workers train."""
+
+    def __init__(self, kills: list[tuple[int, tuple[int, ...]]]) -> None:
+        self.kills = list(kills)
+        self.killed: list[int] = []
+
+    def __call__(self, standing: Standing) -> None:
+        if not self.kills or standing.step < self.kills[0][0] or standing.world_size < 3 or standing.phase != "running":
+            return
+        _, victims = self.kills.pop(0)
+        for victim in victims:
+            pid = next(pid for worker, pid in standing.pids.items() if worker.startswith(f"w{victim}."))
+            os.kill(pid, signal.SIGKILL)
+            self.killed.append(pid)

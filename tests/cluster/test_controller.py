@@ -17,28 +17,10 @@ from elastic_trainer import ClusterError, JobConfig, LocalCluster, ResourcesErro
 from elastic_trainer.data.dataset import read_index
 from elastic_trainer.observability.standing import Standing
 from elastic_trainer.resolve import resolve
-from tests.cluster.fits import STEPS, Fit, ledger
+from tests.cluster.fits import STEPS, Fit, KillAt, ledger
 from tests.rayrun import job_config
 from tests.rotation import rotating, turn
 from tests.tasks import NetTask, PoisonedTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
-
-
-class KillAt:
-    """Kills workers' processes when the run has done so many steps and three workers train."""
-
-    def __init__(self, kills: list[tuple[int, tuple[int, ...]]]) -> None:
-        self.kills = list(kills)
-        self.killed: list[int] = []
-
-    def __call__(self, standing: Standing) -> None:
-        if not self.kills or standing.step < self.kills[0][0] or standing.world_size < 3 or standing.phase != "running":
-            return
-        _, victims = self.kills.pop(0)
-        for victim in victims:
-            pid = next(pid for worker, pid in standing.pids.items() if worker.startswith(f"w{victim}."))
-            os.kill(pid, signal.SIGKILL)
-            self.killed.append(pid)
-
 
 SLOW = functools.partial(NetTask, delay_s=0.005)
 

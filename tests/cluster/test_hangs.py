@@ -9,9 +9,9 @@ import pytest
 
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.storage.object_store import ObjectStore
-from tests.cluster.fits import Fit
+from tests.cluster.fits import Fit, KillAt
 from tests.rotation import rotating, turn
-from tests.tasks import HangingTask, SlowWorkerTask
+from tests.tasks import HangingTask, SlowBuildTask, SlowWorkerTask
 
 STEP = 60
 HANGS = ["deadlock", "holds the interpreter"]
@@ -80,3 +80,11 @@ def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.Cap
     named = [line for line in capsys.readouterr().out.splitlines() if "is slow: a micro-batch takes it" in line]
     assert len(named) == 1
     assert "w1.0 on host" in named[0]
+
+
+@turn(0, 3)
+def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
+    result = fit(SlowBuildTask(10.0), KillAt([(40, (1,))]), steps=1200)
+    assert [each["world_size"] for each in result.summary["generations"]] == [3, 2, 3]
+    assert result.summary["steps_redone"] == 0
+    assert longest_pause(result.path) < 3.0

@@ -33,7 +33,7 @@ def test_a_good_store_passes_and_keeps_nothing(tmp_path: Path, s3: S3Server) -> 
 )
 def test_an_s3_that_refuses(url: str, options: dict[str, str], words: str, s3: S3Server) -> None:
     with pytest.raises(StorageError, match=words):
-        probe(ObjectStore(url, s3.options() | options, timeout_s=2))
+        probe(ObjectStore(url, s3.options() | options, timeout_s=6))
 
 
 @pytest.fixture
