@@ -130,9 +130,9 @@ class Host:
         self._rig.on_hub("ip", "link", "set", self.link, "down")
 
     def blip(self, seconds: float) -> None:
-        """What it sends and is sent is lost for so long; one command, since to start another takes longer."""
-        down_and_up = f"ip link set {self.link} down; sleep {seconds}; ip link set {self.link} up"
-        self._rig.on_hub("bash", "-c", down_and_up)
+        """What it sends is lost for so long. A cable that is put back carries nothing for up to a second more."""
+        everybody = f"blackhole {SUBNET}.0/25"
+        self._on_it("bash", "-c", f"ip route add {everybody}; sleep {seconds}; ip route del {everybody}")
 
     def isolate(self) -> None:
         """It reaches no other isolated host, but the head."""
