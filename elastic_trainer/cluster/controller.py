@@ -106,6 +106,8 @@ class Controller:
     async def scale(self, least: int, most: int, by: str) -> str:
         """Have at least and at most so many workers from now on; returns what is wrong with that, in words."""
         await self._is_ready.wait()
+        if self._problem or self._is_ending:
+            return f"the run does not go on: {self._problem or 'it is ending'}"
         ranks = self._spec.unit.settings.plan.order.logical_ranks
         if not 1 <= least <= most:
             return f"{least}:{most} is not a range of workers. Write LEAST:MOST, such as 2:6."
@@ -185,7 +187,13 @@ class Controller:
             asked_at = time.monotonic()
             timeout = None if deadline is None else max(0.0, deadline - asked_at)
             try:
-                event = await asyncio.wait_for(self._events.get(), timeout)
+                if self._events.empty():
+                    await asyncio.sleep(0)  # what came while something else had this thread is heard before time passes
+                event = (
+                    await asyncio.wait_for(self._events.get(), timeout)
+                    if self._events.empty()
+                    else self._events.get_nowait()
+                )
             except TimeoutError:
                 event = e.TimePassed(time.monotonic() - asked_at - (timeout or 0.0))
             self._handle(event)

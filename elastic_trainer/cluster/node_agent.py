@@ -38,7 +38,7 @@ from elastic_trainer.vocabulary import NAMESPACE, Worker
 BEAT_S = 0.15  # how old the controller's picture of this node gets; `control/suspicion.py` counts on it
 MEMORY_S = 1.0  # between looks at the kernel's count of processes killed for want of memory
 POLL_S = 0.2  # how long an exchange waits for an order; bounds how old a worker's unsent lines get
-CONNECT_S = 0.4  # a packet that is lost once is sent again after 0.2 s
+CONNECT_S = 1.4  # the first packet of a connection that is lost is sent again after a second
 AGAIN_S = 0.2  # between tries to reach a controller; one is back 1.4 s after its death
 
 
@@ -76,6 +76,8 @@ class NodeAgent:
         self._has_another = asyncio.Event()
         self._running = [asyncio.ensure_future(self._forward()), asyncio.ensure_future(self._end_when_orphaned())]
         self._running.append(asyncio.ensure_future(self._count_memory_kills()))
+        for each in self._running:
+            each.add_done_callback(_end_with)
 
     # ---- for the controller
 
@@ -219,7 +221,8 @@ class NodeAgent:
 
     def _beat(self) -> Beat:
         host, address = self._spec.host
-        return Beat(self._spec.node_id, host, address, self._pulses.take(self._processes))
+        processes = dict(self._processes)  # reaping changes it in another thread
+        return Beat(self._spec.node_id, host, address, self._pulses.take(processes))
 
     async def _count_memory_kills(self) -> None:
         while True:
@@ -272,6 +275,13 @@ class NodeAgent:
         for group in self._groups.values():
             remove_placement_group(group)
         os._exit(0)
+
+
+def _end_with(task: asyncio.Task[None]) -> None:
+    """An agent that does half of its work is worse than none: the loss of its workers is an ordinary one."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        print(f"internal error in the node agent, which ends: {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 async def _can_connect(address: str, port: int) -> bool:

@@ -71,10 +71,7 @@ def reserve(name: str, resources: Mapping[str, float]) -> PlacementGroup:
 
 
 def _find(name: str) -> PlacementGroup | None:
-    for group_id, group in placement_group_table().items():
-        if group["name"] == name and group["state"] != "REMOVED":
-            return PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
-    return None
+    return next((group for found, group in named(name) if found == name), None)
 
 
 def is_reserved(group: PlacementGroup, timeout_s: float) -> bool:
@@ -93,8 +90,19 @@ def is_reserved(group: PlacementGroup, timeout_s: float) -> bool:
 
 def node_of(group: PlacementGroup) -> str:
     """The node id on which a reserved unit lies, empty while Ray moves it; blocks for one round trip."""
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    return str(next(iter(nodes.values()), ""))
+    found = placement_group_table(group)
+    if found.get("state") in (None, "REMOVED"):
+        raise GroupGone("its placement group was removed")
+    return str(next(iter(found["bundles_to_node_id"].values()), ""))
+
+
+def named(prefix: str) -> list[tuple[str, PlacementGroup]]:
+    """Name and group of all that begin so and are not removed."""
+    return [
+        (group["name"], PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+        for group_id, group in placement_group_table().items()
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED"
+    ]
 
 
 def _is_of_interest(name: str) -> bool:
@@ -113,7 +121,7 @@ def on_head() -> dict[str, float]:
 def is_on(group: PlacementGroup, node_id: str) -> bool:
     """Whether Ray still takes a unit to lie on this node."""
     found = placement_group_table(group)
-    return found["state"] == "CREATED" and node_id in found["bundles_to_node_id"].values()
+    return found.get("state") == "CREATED" and node_id in found["bundles_to_node_id"].values()
 
 
 def host_of(node_id: str) -> tuple[str, str]:

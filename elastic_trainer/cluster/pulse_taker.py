@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from elastic_trainer.cluster.processes import ProcessId, descendants, look_at
-from elastic_trainer.control.events import Pulse, Whereabouts
+from elastic_trainer.control.events import Pulse, TaskPhase, Whereabouts
 from elastic_trainer.vocabulary import Worker
 
 OVER_S = 1.0  # looks of the last second say whether a process is busy
@@ -22,6 +22,8 @@ class _Watched:
     moved_at: float = field(default_factory=time.monotonic)
     looks: deque[tuple[float, str, float]] = field(default_factory=deque)  # when, state, CPU seconds
     with_children: bool = False
+    children: list[ProcessId] = field(default_factory=list)
+    children_at: float = 0.0
 
 
 class PulseTaker:
@@ -51,12 +53,17 @@ class PulseTaker:
 
     def _of(self, worker: Worker, process: ProcessId, now: float) -> Pulse | None:
         watched = self._watched.setdefault(worker, _Watched())
-        with_children = now - watched.moved_at > STANDS_S
-        family = [process, *descendants(process.pid)] if with_children else [process]
-        look = look_at(family)
+        is_idle = watched.where is not None and watched.where.phase is TaskPhase.WAIT
+        with_children = now - watched.moved_at > STANDS_S and not is_idle
+        if with_children and now - watched.children_at > STANDS_S:  # a look at every process of the machine
+            children, watched.children_at = descendants(process.pid), now
+            if children != watched.children:
+                watched.children = children
+                watched.looks.clear()  # sums over other processes cannot be compared
+        look = look_at([process, *watched.children] if with_children else [process])
         if look is None:
             return None
-        if with_children != watched.with_children:  # sums over other processes cannot be compared
+        if with_children != watched.with_children:
             watched.with_children = with_children
             watched.looks.clear()
         watched.looks.append((now, look.state, look.cpu_s))

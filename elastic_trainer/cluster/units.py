@@ -28,7 +28,7 @@ from elastic_trainer.vocabulary import NAMESPACE, Stage, Worker
 ATTACH_S = 10.0  # for the agents' look at the storage; a healthy one answers in milliseconds
 LOGS_S = 5.0  # for what workers printed to reach the storage, at the end of a run
 REAP_S = 10.0  # killing takes milliseconds
-PROBE_S = 1.0  # a connection that is possible stands in milliseconds
+PROBE_S = 2.0  # a connection that is possible stands in milliseconds, or after one repetition
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class Units:
             if name.startswith("worker:") and (worker := _worker_of(name)) not in known:
                 await _kill_by_name(name)
                 found.append(e.FoundWorker(worker, Stage.GONE))
+        await self.places.take_stock()
         return tuple(sorted(found, key=lambda each: each.worker))
 
     async def _attach_found(self, name: str) -> list[e.FoundWorker]:
@@ -301,20 +302,32 @@ class Units:
             return None  # its workers end without it
 
     async def probe(self, nodes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """Which pairs of these nodes cannot reach each other, by their agents' word."""
+        """Which pairs of these nodes cannot reach each other, by their agents' word.
+
+        A pair counts when both fail to connect, or one of them does twice: a single packet may get lost.
+        """
         where = await asyncio.to_thread(placement.listening, nodes)
         asked = [node for node in nodes if self._agent_name(node) in self._agents and node in where]
+        first = await self._try({node: [other for other in asked if other != node] for node in asked}, where)
+        again: dict[str, list[str]] = {}
+        for node, other in first:
+            if (other, node) not in first:
+                again.setdefault(node, []).append(other)
+        second = await self._try(again, where) if again else set()
+        return tuple(sorted({(min(a, b), max(a, b)) for a, b in first if (b, a) in first or (a, b) in second}))
+
+    async def _try(self, others: dict[str, list[str]], where: dict[str, tuple[str, int]]) -> set[tuple[str, str]]:
+        """Which of these connections fail, each as (from, to)."""
 
         async def ask(node: str) -> list[str]:
-            others = {other: where[other] for other in asked if other != node}
+            targets = {other: where[other] for other in others[node]}
             try:
-                return list(await asyncio.wait_for(self._agents[self._agent_name(node)].reach.remote(others), PROBE_S))
-            except (RayError, TimeoutError):
+                return list(await asyncio.wait_for(self._agents[self._agent_name(node)].reach.remote(targets), PROBE_S))
+            except (RayError, TimeoutError, KeyError):
                 return []  # a silent node is another matter
 
-        answers = await asyncio.gather(*map(ask, asked))
-        pairs = {(min(a, b), max(a, b)) for a, found in zip(asked, answers, strict=True) for b in found}
-        return tuple(sorted(pairs))
+        answers = await asyncio.gather(*map(ask, others))
+        return {(node, other) for node, failed in zip(others, answers, strict=True) for other in failed}
 
     async def end_all(self, order: f.EndRun, own_words_s: float) -> list[Worker]:
         """End every actor and placement group; returns the workers that did not return by themselves in time."""

@@ -167,11 +167,11 @@ RULES: tuple[Rule, ...] = (
     settle,
     run_again,
     form,
+    stop,
     draining.leave,
     draining.move,
     scaling.leave,
     scaling.retire,
-    stop,
     park,
     start_due,
 )

@@ -34,9 +34,12 @@ def change(state: State, limits: Limits, event: ScaleRequested, now: float) -> t
 
 
 def leave(state: State, limits: Limits, now: float) -> list[Effect] | None:
-    """Members that are too many leave."""
-    extra = [worker for worker in state.group if worker.worker_id >= state.slots]
-    if state.phase is not Phase.RUNNING or not (extra or len(state.group) > limits.max_workers):
+    """Members that are too many leave, or that have no place any more, if enough others have the state and one."""
+    if state.phase is not Phase.RUNNING:
+        return None
+    kept = [worker for worker in state.group if worker.worker_id < state.slots]
+    enough = len(kept) > 0 and len(kept) + len(quorum.newcomers(state)) >= limits.min_workers
+    if len(state.group) <= limits.max_workers and not (len(kept) < len(state.group) and enough):
         return None
     state.phase, state.why = Phase.PARKING, f"at most {limits.max_workers} are wanted"
     state.leave_until = now + limits.leave_s

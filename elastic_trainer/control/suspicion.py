@@ -8,6 +8,8 @@ asked who can reach whom.
 
 from __future__ import annotations
 
+import math
+
 from elastic_trainer.control import membership, quorum, reachability, stragglers
 from elastic_trainer.control.effects import Effect, KillWorker, ProbeHosts, StartStore, Tell
 from elastic_trainer.control.events import Beat, HostsProbed, TaskPhase, WorkerLost
@@ -22,6 +24,7 @@ UNHEARD_S = 2.0  # nobody waits for that host, but orders do not reach it either
 MUTE_S = 1.0  # a worker tells five times a second where it is
 STOPPED_S = 0.4  # a debugger or a snapshot of a machine stops a process for less
 PROBE_S = 1.0  # everybody waits for everybody
+ANSWER_S = 5.0  # two tries to connect
 AGAIN_S = 10.0  # until those who could not reach each other try again: networks take about that long to be mended
 LEARNED = 5  # stays in a phase; before that anything may take long: compilation, cold caches
 FIRST_S = 300.0
@@ -59,7 +62,7 @@ def heard(state: State, event: Beat, now: float) -> list[Effect]:
             seen.stopped_since = None
         elif seen.stopped_since is None:
             seen.stopped_since = now
-        seen.is_mute = pulse.told_s >= MUTE_S
+        seen.is_mute, seen.told_at = pulse.told_s >= MUTE_S, now - pulse.told_s
         if pulse.where is not None and pulse.where.phase is TaskPhase.LOSS:
             seen.loss = (pulse.where.stays, pulse.where.longest_s)
         if pulse.where is not None and (seen.where is None or pulse.where.mark != seen.where.mark):
@@ -219,11 +222,13 @@ def _standing(state: State, limits: Limits, now: float) -> list[Effect]:
         if not _is_heard(state, seen, now):  # nothing is known of it, and that is another matter
             continue
         budget *= 2**state.hung_in_a_row  # who judged wrongly is slower to judge again
-        if now - seen.since < budget:
+        # where a mute worker is now is not where it was: only the time since it told counts
+        since = max(seen.since, seen.told_at) if seen.is_mute else seen.since
+        if now - since < budget:
             continue
         state.hung_in_a_row += 1
         how = "while it used the CPU" if seen.is_busy else "and slept"
-        why = f"it stood still for {now - seen.since:.1f} s{_where(seen)} {how}; {budget:.1f} s are its budget there"
+        why = f"it stood still for {now - since:.1f} s{_where(seen)} {how}; {budget:.1f} s are its budget there"
         others = "; ".join(f"{each.worker}{_where(each)}" for each in _living(state))
         return [Tell(f"standing still: {others}"), *_give_up(state, limits, [seen.worker], why, now, is_hung=True)]
     return []
@@ -241,7 +246,7 @@ def _probe(state: State, now: float) -> list[Effect] | None:
         why = "not all could reach each other before"
     else:
         return None
-    state.probe_at = now + 2 * PROBE_S  # the answer is there sooner
+    state.probe_at = now + ANSWER_S  # the answer is there sooner
     return [ProbeHosts(nodes, why)]
 
 
@@ -271,8 +276,9 @@ def _all_wait(state: State, now: float) -> list[Seen] | None:
 def _patience_s(seen: Seen) -> float:
     """How long an exchange with others may take that reach each other: large models and slow networks take long."""
     where = seen.where
-    is_known = where is not None and where.phase is TaskPhase.REDUCE and where.stays >= LEARNED
-    return max(FLOOR_S[TaskPhase.APPLY], TIMES * where.longest_s) if where is not None and is_known else FIRST_S
+    if where is None or where.phase is not TaskPhase.REDUCE:
+        return math.inf  # forming has a bound of its own, and how long the state takes depends on its size
+    return max(FLOOR_S[TaskPhase.APPLY], TIMES * where.longest_s) if where.stays >= LEARNED else FIRST_S
 
 
 # ----

@@ -32,6 +32,7 @@ class Seen:
     where: Whereabouts | None = None
     stopped_since: float | None = None
     is_busy: bool = True
+    told_at: float = 0.0
     is_mute: bool = False  # it has not told where it is: something holds its interpreter, or it has no CPU
     slow_since: int | None = None  # the step since which it is much slower than the others
     is_named: bool = False  # for that

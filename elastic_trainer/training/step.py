@@ -168,7 +168,7 @@ class Step:
         for reducer in self._run.reducers.values():
             reducer.zero()
         self._run.buffers.begin()
-        self._run.position.enter(TaskPhase.LOSS)
+        self._run.position.enter(TaskPhase.BETWEEN)  # schedulers, logs: whatever the task does until it goes on
 
     def _launch_rider(self) -> None:
         run = self._run
