@@ -80,7 +80,7 @@ class Machine:
         is_stopping = state.phase is Phase.STOPPING or state.stop_by
         times: list[float | None] = [] if is_stopping else [*gone]
         times += [state.place_until, state.form_until, state.leave_until, state.stop_until]
-        times.append(suspicion.next_deadline(state, self.limits, self._now))
+        times.append(suspicion.next_deadline(state, self._now))
         if state.save is not None and (state.is_ending or not state.save.is_committing):
             times.append(state.save.until)
         times += [s.start_at for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at > self._now]

@@ -80,11 +80,11 @@ def excuse(state: State, late_s: float) -> None:
             seen.stopped_since += late_s
 
 
-def next_deadline(state: State, limits: Limits, now: float) -> float | None:
+def next_deadline(state: State, now: float) -> float | None:
     """When a host that says nothing more becomes suspicious, with evidence beside its silence or without."""
     used = {seen.node for seen in _living(state)}
     heard_at = [host.heard_at for node, host in state.hosts.items() if node in used]
-    times = [at + bound for at in heard_at for bound in (BROKEN_S, SILENT_S, _unheard_s(limits))]
+    times = [at + bound for at in heard_at for bound in (BROKEN_S, SILENT_S, UNHEARD_S)]
     return min((time for time in times if time > now), default=None)
 
 
@@ -158,7 +158,7 @@ def _silent(state: State, limits: Limits, now: float) -> list[Effect]:
             continue
         lost = [seen.worker for seen in living if seen.node == node]
         evidence = _waited_for(state, node, now)
-        if not evidence and silent_s < _unheard_s(limits):
+        if not evidence and silent_s < UNHEARD_S:
             continue
         host.is_given_up = True
         state.reached = [each for each in state.reached if each != node]
@@ -176,10 +176,6 @@ def _begin_anew(state: State, now: float) -> None:
         host.heard_at = now
     for seen in state.seen.values():
         seen.since, seen.stopped_since = now, None
-
-
-def _unheard_s(limits: Limits) -> float:
-    return limits.stall_s or UNHEARD_S
 
 
 def _waited_for(state: State, node: str, now: float) -> str:

@@ -29,6 +29,7 @@ class Cluster:
         self.stopped: set[Worker] = set()
         self.busy: set[Worker] = set()
         self.mute: set[Worker] = set()
+        self.told_s = 5.0  # ago, by those
         self.unreachable: tuple[tuple[str, str], ...] | None = ()  # None: who is asked does not answer
         self.take(e.RunBegan())
         for w in W[:workers]:
@@ -55,7 +56,7 @@ class Cluster:
     def beat(self, w: Worker) -> None:
         if w in self.moving:
             self.enter(w, self.where[w].phase)
-        told_s = 5.0 if w in self.mute else 0.1
+        told_s = self.told_s if w in self.mute else 0.1
         pulse = e.Pulse(w, self.where[w], told_s, w in self.stopped, w in self.busy)
         self.take(e.Beat(f"n{w.worker_id}", f"host{w.worker_id}", f"10.0.0.{w.worker_id}", (pulse,)))
 

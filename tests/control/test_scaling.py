@@ -73,3 +73,28 @@ def test_a_new_minimum_counts_from_the_next_generation_on() -> None:
 def test_the_same_again_changes_nothing() -> None:
     cluster = Cluster()
     assert scaled(cluster, 1, 3) == []
+
+
+def test_a_member_without_a_place_stays_while_nobody_can_take_it() -> None:
+    cluster = Cluster()
+    cluster.take(e.WorkerLost(W[0], "its host is gone"))
+    for w in (W[1], W[2]):
+        cluster.take(e.GroupLeft(w, TOKEN, e.Left.COLLECTIVE_FAILED, 5))
+    del cluster.where[W[0]]
+    cluster.pass_time(0.3)
+    for w in (W[1], W[2]):
+        cluster.take(e.GenerationJoined(w, SECOND, 5))
+    scaled(cluster, 2, 2)  # worker 2 has no place, and worker 0 is not there
+    cluster.effects.clear()
+    cluster.pass_time(5)
+    assert cluster.effects == []
+    cluster.take(e.WorkerPlaced(Worker(0, 1)))
+    cluster.take(e.WorkerWarm(Worker(0, 1), 0, None))
+    assert [type(each) for each in cluster.effects] == [f.ParkGeneration]
+
+
+def test_a_stop_comes_before_any_change_of_numbers() -> None:
+    cluster = Cluster()
+    cluster.take(e.StopRequested("a person"))
+    assert any(isinstance(each, f.StopGeneration) for each in cluster.effects)
+    assert not [each for each in scaled(cluster, 1, 1) if isinstance(each, f.ParkGeneration)]

@@ -291,3 +291,24 @@ def test_where_no_host_is_heard_nobody_is_given_up() -> None:
     cluster.silent = {W[0]}
     cluster.waits(W[1], W[2])
     assert cluster.until_given_up(5)[1] == [W[0]]
+
+
+def test_state_that_takes_minutes_to_arrive_is_let_go_on() -> None:
+    cluster = Cluster()
+    for w in W[:3]:
+        cluster.enter(w, e.TaskPhase.STATE, stays=0)
+    cluster.moving.clear()
+    cluster.pass_time(700)
+    assert not [each for each in cluster.effects if isinstance(each, f.AbortGeneration)]
+
+
+def test_one_that_waits_well_and_is_mute_for_a_moment_is_not_judged_by_its_waiting() -> None:
+    cluster = Cluster()
+    cluster.waits(W[0], W[2])  # for a slow one, which goes on
+    cluster.pass_time(20)
+    cluster.mute.add(W[0])
+    cluster.told_s = 1.2
+    cluster.pass_time(0.3)
+    cluster.mute.clear()
+    cluster.pass_time(5)
+    assert cluster.kills == []
