@@ -289,6 +289,11 @@ class HangingTask(NetTask):
             self.worker_id = -1
         return super().evaluate(model, batch)
 
+    def on_step(self, step: Any) -> None:
+        if self._is_due("calls back long"):
+            time.sleep(20)
+            self.worker_id = -1
+
     def _is_due(self, how: str, ahead: int = 0) -> bool:
         worker = self.run.worker
         is_first = worker.worker_id == self.worker_id and worker.incarnation == 0

@@ -64,9 +64,10 @@ def test_a_worker_that_spins_or_waits_for_data_has_half_a_minute(
 
 
 @turn(1, 3)
-@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long"], 1))
+@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long", "calls back long"], 1))
 def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = fit(HangingTask(how, worker_id=1, step=STEP), steps=150, evaluate_every=75)
+    worker_id = 0 if how == "calls back long" else 1  # only rank 0 is called back
+    result = fit(HangingTask(how, worker_id=worker_id, step=STEP), steps=150, evaluate_every=75)
     assert result.summary["status"] == "finished"
     assert len(result.summary["generations"]) == 1, capsys.readouterr().out
     assert longest_pause(result.path) > 15
