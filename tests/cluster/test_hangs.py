@@ -83,7 +83,7 @@ def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.Cap
     assert "w1.0 on host" in named[0]
 
 
-@turn(0, 3)
+@turn(1, 6)
 def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
     result = fit(SlowBuildTask(10.0), KillAt([(40, (1,))]), steps=1200)
     assert [each["world_size"] for each in result.summary["generations"]] == [3, 2, 3]

@@ -260,6 +260,7 @@ def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., H
 FAULTS = ("power_off", "cut", "freeze", "cut_to_head", "slow", "stop_worker", "announce_preemption")
 
 
+@turn(1, 2)
 @pytest.mark.parametrize("seed", rotating(range(14), 1))
 def test_two_faults_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
     train: Callable[..., HostsRun], seed: int

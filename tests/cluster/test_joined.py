@@ -202,6 +202,7 @@ def test_a_job_whose_driver_is_killed_goes_on_and_is_found_again(
 
 
 @turn(0, 3)
+@turn(1, 2)
 def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Path, dataset: str) -> None:
     cluster = RayCluster("disabled", tmp_path)
     try:

@@ -38,6 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.clean_up()
 
 
+@turn(0, 2)
 def test_the_demonstration_holds_what_it_shows(digits: Path, tmp_path: Path, start: Start) -> None:
     run = start("-m", "jobs.digits.demo", "--data", str(digits), "--storage", str(tmp_path))
 
