@@ -118,7 +118,8 @@ class HostRun:
 
     def _signal(self) -> None:
         for pid in self._rig.hosts[0].pids("elastic_trainer run"):
-            os.kill(pid, signal.SIGTERM)
+            if pid != self._process.pid:  # which only brought it onto the host, and ends with it
+                os.kill(pid, signal.SIGTERM)
 
 
 def of_fault(fault: Callable[[Host], None], left: int) -> Callable[[Rig, Path], Pause]:
