@@ -113,7 +113,7 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.group = list(ranks.assign(state.last_group, chosen, limits.max_workers))
     for worker in state.group:
         state.workers[worker.worker_id].stage = Stage.JOINING
-    state.phase, state.formed_with = Phase.FORMING, (min(limits.min_workers, len(state.group)), limits.max_workers)
+    state.phase, state.formed_with = Phase.FORMING, (limits.min_workers, limits.max_workers)
     state.form_until = now + limits.form_s
     # what was done beyond, by ranks that are all gone, is void; nobody may take its lines for history
     state.goes_back = (best or 0) < state.done or (best is None and state.term > 1)
