@@ -321,7 +321,12 @@ class Controller:
             self._chronicle.tell(f"{effect.worker} was doing:\n{stacks}")
 
     async def _probe(self, effect: f.ProbeHosts) -> None:
-        await self._events.put(e.HostsProbed(effect.nodes, await self._units.probe(effect.nodes)))
+        try:
+            answer = e.HostsProbed(effect.nodes, await self._units.probe(effect.nodes))
+        except Exception as error:  # Ray's head does not answer, and nothing has been learned: it is asked again
+            print(f"controller: hosts could not be probed: {error!r}", file=sys.stderr, flush=True)
+            answer = e.HostsProbed((), ())
+        await self._events.put(answer)
 
     async def _start_store(self) -> None:
         number = next(self._store_numbers)

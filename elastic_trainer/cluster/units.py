@@ -255,6 +255,7 @@ class Units:
             if isinstance(error, RayActorError) and error.actor_init_failed:
                 cause = f"it could not begin: {str(error).strip().splitlines()[-1]}"
             out_of_memory = "running low on memory" in str(error) or await self._ran_out_of_memory(unit.agent)
+        self._given_up.pop(worker, None)  # nothing of it is left to be killed when its node is back
         if not self.is_ending:
             self._put(e.WorkerLost(worker, cause, out_of_memory))
             self.living.pop(worker, None)
