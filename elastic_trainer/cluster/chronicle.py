@@ -62,6 +62,7 @@ class Chronicle:
         self._term_began_at = time.time()
         self._active_before_s = account.active_s
         self._failed_before = account.saves_failed
+        self._given_up_before = account.workers_given_up
         account.began_at = account.began_at or self._term_began_at
         self._news: deque[tuple[int, str]] = deque(maxlen=NEWS_KEPT)
         self._count = 0
@@ -354,6 +355,7 @@ class Chronicle:
             "evaluation": account.evaluation,
             "checkpoint": None if newest is None else {"steps": newest.steps, "path": newest.path},
             "saves_failed": account.saves_failed,
+            "workers_given_up": account.workers_given_up,
             "wall_s": account.active_s,
             "goodput": account.productive_s / max(account.active_s, 1e-9),
             "path": f"{self._store.url}/{SUMMARY}",
@@ -372,6 +374,7 @@ class Chronicle:
         self.account.at = time.time()
         self.account.active_s = self._active_before_s + self.account.at - self._term_began_at
         self.account.saves_failed = self._failed_before + self._state.saves_failed
+        self.account.workers_given_up = self._given_up_before + self._state.suspected
 
 
 def _plain(value: Any) -> Any:

@@ -75,6 +75,7 @@ class Account:
     final_loss: float | None = None
     evaluation: dict[str, float] | None = None
     saves_failed: int = 0
+    workers_given_up: int = 0  # on suspicion: silent, stopped, standing still, out of reach
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Account:

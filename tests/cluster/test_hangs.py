@@ -34,6 +34,7 @@ def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: f
     assert summary["steps_redone"] == 0
     assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
     assert summary["survivor_pids_unchanged"]
+    assert summary["workers_given_up"] == 1
     assert "w1.0 lost while training: it stood still" in out
     assert longest_pause(result.path) < most_s
     return out
