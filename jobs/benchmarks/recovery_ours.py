@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from elastic_trainer import DataConfig, ElasticTrainer, JobConfig, Run, ScalingConfig, prepare
 from jobs.benchmarks.small_gpt import Marks, SmallGPT, fill_up, loss_of, tokens_of
+
+
+def paced_steps(run: Run) -> Iterator[tuple[int, torch.nn.Module]]:
+    """Train the small GPT, each step filled up to its time: number and model after every done step."""
+    torch.manual_seed(0)
+    model = SmallGPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run.register(model=model, optimizer=optimizer)
+    for step in run.steps():
+        began = time.monotonic()
+        with step:
+            for batch in step:
+                step.backward(loss_of(model, batch["tokens"]) * batch.rows, batch.rows)
+            fill_up(began)
+            step.apply(optimizer)
+        if step.is_done:
+            yield step.number, model
 
 
 class Train:
@@ -19,21 +37,10 @@ class Train:
         self.folder = folder
 
     def __call__(self, run: Run) -> None:
-        """Go through the steps, each filled up to its time."""
-        torch.manual_seed(0)
-        model = SmallGPT()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        run.register(model=model, optimizer=optimizer)
+        """Mark every done step."""
         marks = Marks(self.folder)
-        for step in run.steps():
-            began = time.monotonic()
-            with step:
-                for batch in step:
-                    step.backward(loss_of(model, batch["tokens"]) * batch.rows, batch.rows)
-                fill_up(began)
-                step.apply(optimizer)
-            if step.is_done:
-                marks.done(step.number + 1, run.rank, run.world_size, model)
+        for number, model in paced_steps(run):
+            marks.done(number + 1, run.rank, run.world_size, model)
 
 
 def main(folder: str, rows: int = 6000, steps: int = 1_000_000) -> None:
