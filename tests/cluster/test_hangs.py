@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +15,7 @@ import pytest
 
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.storage.object_store import ObjectStore
+from tests.cluster.conftest import Start
 from tests.cluster.fits import Fit, KillAt
 from tests.rotation import rotating, turn
 from tests.tasks import HangingTask, SlowBuildTask, SlowWorkerTask
@@ -90,3 +97,38 @@ def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
     assert [each["world_size"] for each in result.summary["generations"]] == [3, 2, 3]
     assert result.summary["steps_redone"] == 0
     assert longest_pause(result.path) < 3.0
+
+
+LOADED_S = float(os.environ.get("LOADED_S", "20"))
+
+
+@pytest.fixture
+def full_load() -> Iterator[None]:
+    """Every core has something else to do too."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for process in spinning:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(LOADED_S + 240)
+def test_nobody_is_given_up_under_full_load(start: Start, full_load: None) -> None:
+    run = start(
+        steps=10_000_000,
+        scaling={"max_workers": 3, "resources_per_worker": {"CPU": 0.5}},
+        evaluate_every=200,
+        checkpoint={"every_steps": 150},
+    )
+    run.await_line("3 workers from step 0", 120)
+    time.sleep(LOADED_S)
+    assert run.process.poll() is None, run.output
+
+    os.kill(run.process.pid, signal.SIGINT)
+
+    run.end(60)
+    summary = run.summary()
+    assert summary["status"] == "stopped", run.output
+    assert len(summary["generations"]) == 1, run.output
+    assert summary["workers_given_up"] == 0
+    assert summary["steps_redone"] == 0
