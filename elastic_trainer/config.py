@@ -227,6 +227,12 @@ class JobConfig(_Section):
             f"scaling.max_workers = {high} is below scaling.min_workers = {low}. Raise max_workers or lower "
             "min_workers.",
         )
+        gpus = self.scaling.resources_per_worker.get("GPU", 1)
+        _require(
+            gpus == 1,
+            f"scaling.resources_per_worker has GPU: {gpus:g}, and a worker holds one GPU whole: NCCL takes one process "
+            "for each. Use GPU: 1, or leave it out.",
+        )
         _check_places(self)
         _check_evaluation(self)
         _check_batch(self)

@@ -36,9 +36,10 @@ from elastic_trainer.observability.lines import EvaluationLine, Line, NoteLine, 
 from elastic_trainer.storage.log import RunLog
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import SavedStep, Worker
+from tests.harness_worker import Backend, gloo, main
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.harness_worker"])
+CONTEXT.set_forkserver_preload(["tests.harness_worker", "tests.nccl_like"])
 
 
 def settings_for(
@@ -117,8 +118,10 @@ class Harness:
         on_event: Callable[[Harness, e.Event], None] | None = None,
         limits: Limits | None = None,
         restart_delay_s: float = 0.0,
+        backend: Backend = gloo,
     ) -> None:
         self._task = task
+        self._backend = backend
         self._temporary = None if settings.run_url else tempfile.TemporaryDirectory(prefix="et-run-")
         url = self._temporary.name if self._temporary else settings.run_url
         self._settings = settings = dataclasses.replace(settings, run_url=url)
@@ -241,7 +244,7 @@ class Harness:
                 self._disk.submit(self.committer.append, "resumed", values)
             case f.RunTaskAgain():
                 self._send((effect.worker,), effect)
-            case f.KillWorker():
+            case f.KillWorker() | f.RetireWorker():
                 self._processes[effect.worker].kill()
             case f.EndRun():
                 self._ended = effect
@@ -268,10 +271,10 @@ class Harness:
     def _start(self, worker: Worker) -> None:
         if self._ended is not None:
             return
-        from tests.harness_worker import main
-
         here, there = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=main, args=(there, self._task, worker, self._settings), daemon=True)
+        process = CONTEXT.Process(
+            target=main, args=(there, self._task, worker, self._settings, self._backend), daemon=True
+        )
         self._pipes[worker] = here
         process.start()
         self._processes[worker] = process

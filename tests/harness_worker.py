@@ -13,13 +13,24 @@ import torch
 from elastic_trainer.training.entry import work
 from elastic_trainer.training.gloo import GlooBackend
 from elastic_trainer.training.mailbox import Mailbox
+from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 
 RESULT: dict[str, Any] = {}  # what a task leaves here goes back to the test
 
 
-def main(pipe: Connection, task: Callable[[], Any], worker: Worker, settings: TrainSettings) -> None:
+Backend = Callable[[Worker, TrainSettings], ProcessGroupBackend]
+
+
+def gloo(worker: Worker, settings: TrainSettings) -> ProcessGroupBackend:
+    """What workers without a GPU have."""
+    return GlooBackend("test", settings.form_s, settings.collective_s)
+
+
+def main(
+    pipe: Connection, task: Callable[[], Any], worker: Worker, settings: TrainSettings, backend: Backend = gloo
+) -> None:
     """Live as a worker."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -39,5 +50,5 @@ def main(pipe: Connection, task: Callable[[], Any], worker: Worker, settings: Tr
                 os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    work(task, worker, settings, mailbox, GlooBackend("test", settings.form_s, settings.collective_s))
+    work(task, worker, settings, mailbox, backend(worker, settings))
     send(("result", RESULT))

@@ -98,6 +98,43 @@ class NetTask(TrainTask):
         )
 
 
+class ExactNet(nn.Module):
+    """With batch-norm and dropout; its forward asks the device for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.2)
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (rows, 6) -> (rows, 1)."""
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+class ExactTask(NetTask):
+    """Its gradients lie on a grid, so that their sums are exact in any order: the same bits for any number of ranks."""
+
+    def __init__(self, *, optimizer: str = "adamw", delay_s: float = 0.0, fused: bool = True) -> None:
+        super().__init__(evaluate=False, delay_s=delay_s, dtype="float32")
+        self._name = optimizer
+        self._fused = fused
+
+    def build_model(self) -> nn.Module:
+        self.model = ExactNet()
+        for parameter in self.model.parameters():
+            parameter.register_hook(lambda gradient: torch.round(gradient.clamp(-128, 128) * 4096) / 4096)
+        return self.model
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self._name == "sgd":
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=self._fused)
+        else:
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=self._fused)
+        return self.optimizer
+
+
 class PoisonedTask(NetTask):
     """Some samples make the loss something else than a number."""
 

@@ -30,6 +30,8 @@ def told(**fields: Any) -> str:
             {"scaling": {"min_workers": 4, "max_workers": 3}},
             "scaling.max_workers = 3 is below scaling.min_workers = 4. Raise max_workers or lower min_workers.",
         ),
+        ({"scaling": {"resources_per_worker": {"GPU": 0.5}}}, "GPU: 0.5, and a worker holds one GPU whole"),
+        ({"scaling": {"resources_per_worker": {"GPU": 2}}}, "GPU: 2, and a worker holds one GPU whole"),
         ({"micro_batch": 7}, "micro_batch = 7 does not divide global_batch = 64. Use one of 1, 2, 4, 8."),
         (
             {"micro_batch": 8, "logical_ranks": 5},

@@ -84,8 +84,8 @@ def _work(link: _Link, spec: WorkerSpec) -> None:
     # imported here, in the worker, after the agent knows the process: it takes a second and may itself fail
     import torch
 
+    from elastic_trainer.training.backends import backend_for
     from elastic_trainer.training.entry import work
-    from elastic_trainer.training.gloo import GlooBackend, interface_of
     from elastic_trainer.training.mailbox import Mailbox
     from elastic_trainer.training.saver import versions
 
@@ -96,11 +96,8 @@ def _work(link: _Link, spec: WorkerSpec) -> None:
                 NoteLine(str(spec.worker), f"runs {name} {here}, the driver {name} {there}: use the same")
             )
     torch.set_num_threads(spec.threads)
-    interface = interface_of(ray.util.get_node_ip_address())
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     mailbox = Mailbox(link.report, link.outbox.record)
-    backend = GlooBackend(spec.run_name, spec.settings.form_s, spec.settings.collective_s)
+    backend = backend_for(spec.settings, ray.util.get_node_ip_address())
     link.deliver_to(mailbox)
     work(lambda: cloudpickle.loads(spec.task)(), spec.worker, spec.settings, mailbox, backend)
 

@@ -3,6 +3,9 @@
 Every logical rank starts a step from the same values. The next value of a floating buffer is the mean over the
 logical ranks that had rows, of integers the one of logical rank 0. Changes are reduced, not values: a constant stays
 exactly what it is. Only buffers that some rank changed are reduced; ranks agree on them when one is first seen.
+
+To look whether a value changed is to wait for it. On a device that runs behind the host the buffers that would be
+looked at count as changed wherever a micro-batch went through.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ COMPARED_BYTES = 1 << 20  # comparing a buffer of this size costs some 0.1 ms; l
 class _Buffer:
     """One buffer by its place in the module, since user code may bind a new tensor to the name."""
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
+    def __init__(self, module: torch.nn.Module, name: str, *, look: bool) -> None:
         self._module = module
         self._name = name
         self.start = self.value.detach().clone()
@@ -29,7 +32,8 @@ class _Buffer:
         # a difference of whole numbers is exact in float64 where the numbers are not
         self.is_whole = self.start.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
         small = self.start.numel() * self.start.element_size() <= COMPARED_BYTES
-        self._is_compared = small or isinstance(module, _NormBase)
+        self.is_compared = small or isinstance(module, _NormBase)
+        self._look = look
         self._seen = (id(self.value), self.value._version)
 
     @property
@@ -52,7 +56,7 @@ class _Buffer:
         if self._seen != (id(self.value), self.value._version):
             return True
         # batch-norm's kernel, and whoever writes through `.data`, leaves the version as it is
-        return self._is_compared and not torch.equal(self.value, self.start)
+        return self.is_compared and not (self._look and torch.equal(self.value, self.start))
 
     def add_change(self) -> None:
         # equal elements count as unchanged: the difference of two infinities is not a number
@@ -87,8 +91,10 @@ class LogicalBuffers:
 
     def __init__(self, modules: Iterable[torch.nn.Module], backend: ProcessGroupBackend) -> None:
         self._backend = backend
-        self._buffers = [_Buffer(module, name) for module, name in _places(modules)]
+        look = backend.device.ahead == 0
+        self._buffers = [_Buffer(module, name, look=look) for module, name in _places(modules)]
         self._reduced: set[int] = set()
+        self._is_agreed = False
         self._changed: set[int] = set()
         self._rank: int | None = None
         self._visits = 0
@@ -98,6 +104,7 @@ class LogicalBuffers:
     def forget_agreement(self) -> None:
         """Begin a generation: its ranks may not have seen the same buffers change."""
         self._reduced = set()
+        self._is_agreed = False
 
     def begin(self) -> None:
         """Take the present values as what every logical rank starts from."""
@@ -143,6 +150,11 @@ class LogicalBuffers:
         self._rank, self._pending = None, []
 
     @property
+    def are_agreed(self) -> bool:
+        """Whether no rank can change one in this generation any more that is not reduced; alike on all ranks."""
+        return self._is_agreed and all(buffer.is_compared for buffer in self._buffers)
+
+    @property
     def unagreed(self) -> int:
         """How many buffers changed on this rank that the ranks have not agreed to reduce."""
         return len(self._changed_now() - self._reduced)
@@ -152,7 +164,7 @@ class LogicalBuffers:
         bitmap = torch.zeros(len(self._buffers), dtype=torch.int64)
         for index in self._changed_now():
             bitmap[index] = 1
-        self._backend.all_reduce(bitmap).wait()
+        self._backend.all_reduce(bitmap).wait_on_host()
         self._reduced |= set(torch.nonzero(bitmap).flatten().tolist())
 
     def reduce(self) -> None:
@@ -162,6 +174,7 @@ class LogicalBuffers:
             RuntimeError: A collective failed.
         """
         self.leave()
+        self._is_agreed = True
         if not self._reduced:
             return
         chosen = [self._buffers[index] for index in sorted(self._reduced)]
@@ -175,11 +188,11 @@ class LogicalBuffers:
             offset += buffer.change.numel()
             self._pending.append((buffer, buffer.after(change / visits if buffer.is_floating else change)))
 
-    def commit(self) -> None:
-        """Write the values that `reduce` worked out."""
+    def commit(self, where: torch.Tensor | None = None) -> None:
+        """Write the values that `reduce` worked out; with `where` (bool, shape ()) only where that is true."""
         for buffer, value in self._pending:
-            buffer.start = value
-            buffer.write(value)
+            buffer.start = value if where is None else torch.where(where, value, buffer.start)
+            buffer.write(buffer.start)
         self._pending = []
 
     def _changed_now(self) -> set[int]:

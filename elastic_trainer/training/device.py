@@ -5,7 +5,9 @@ torch calls AMD's GPUs cuda too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -13,20 +15,129 @@ from elastic_trainer.errors import TaskError
 from elastic_trainer.training.batches import Batch
 
 
-def device_of(gpus: float) -> torch.device:
-    """The device of a worker to which Ray gave so many GPUs; Ray shows a process only its own, so it is the first.
+class Fetched(Protocol):
+    """A tensor on its way from the device to the host."""
+
+    def is_there(self) -> bool:
+        """Whether the device has come to it.
+
+        Raises:
+            RuntimeError: The device is lost.
+        """
+
+    def value(self) -> torch.Tensor:
+        """On the CPU; once it is there."""
+
+
+class Device(Protocol):
+    """What computes, maybe some steps behind the host that gives it its work.
+
+    Attributes:
+        torch_device: Its name for torch.
+        ahead: How many steps the host may give out before it has seen the first of them done.
+    """
+
+    torch_device: torch.device
+    ahead: int
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """In which a thread's operations run on it."""
+
+    def fetch(self, tensor: torch.Tensor) -> Fetched:
+        """A copy of what `tensor` will be when the device has come so far; stops neither of them."""
+
+    def synchronize(self) -> None:
+        """Until the device has done all that it was given.
+
+        Raises:
+            RuntimeError: It is lost.
+        """
+
+
+class _AtOnce:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def is_there(self) -> bool:
+        return True
+
+    def value(self) -> torch.Tensor:
+        return self._tensor
+
+
+class Host:
+    """The CPU, which is never behind."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.ahead = 0
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """See `Device.scope`."""
+        return contextlib.nullcontext()
+
+    def fetch(self, tensor: torch.Tensor) -> Fetched:
+        """See `Device.fetch`."""
+        return _AtOnce(tensor)
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+
+
+class _OnItsWay:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def is_there(self) -> bool:
+        return bool(self._event.query())
+
+    def value(self) -> torch.Tensor:
+        return self._host
+
+
+class Gpu:
+    """A GPU, by CUDA or ROCm."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self.ahead = 2  # one step is computed, the next one lies ready, and the host makes the third
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """See `Device.scope`."""
+        return torch.cuda.device(self.torch_device)
+
+    def fetch(self, tensor: torch.Tensor) -> Fetched:
+        """See `Device.fetch`."""
+        return _OnItsWay(tensor)
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        torch.cuda.synchronize(self.torch_device)
+
+
+def is_lost(device: Device) -> bool:
+    """Whether the device fails for good in this process, as after a fault in a kernel; its groups are aborted."""
+    try:
+        device.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def check_gpu(gpus: float) -> None:
+    """A worker to which Ray gave a GPU must see it.
 
     Raises:
-        TaskError: Ray gave a GPU and torch sees none.
+        TaskError: torch sees none.
     """
-    if not gpus:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if gpus and not torch.cuda.is_available():
         raise TaskError(
             f"scaling.resources_per_worker has GPU: {gpus:g}, and torch {torch.__version__} sees no GPU in the worker. "
             "Install a build of torch for this GPU on all nodes, or leave GPU out."
         )
-    return torch.device("cuda", 0)
 
 
 class BatchCopies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from elastic_trainer.control.effects import EndRun, RunTaskAgain
 from elastic_trainer.control.events import Failure, TaskFailed, TaskPhase
 from elastic_trainer.errors import ElasticTrainerError, TaskError
-from elastic_trainer.training.device import device_of
+from elastic_trainer.training.device import check_gpu, is_lost
 from elastic_trainer.training.held_state import CarriedState
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
@@ -21,6 +22,7 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.task import TrainFunction, TrainTask
 from elastic_trainer.vocabulary import Worker
 
+EXIT_DEVICE_LOST = 73
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = (_OURS, sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<frozen")
 
@@ -41,7 +43,8 @@ def work(
         run = Run(worker, settings, mailbox, backend, saver=saver, attempt=attempt, carried=carried)
         carried = None  # the run has it, and lets go of it once it is restored
         try:
-            _enter(load, run)
+            with backend.device.scope():
+                _enter(load, run)
             return
         except RunEnded:
             return
@@ -51,12 +54,16 @@ def work(
             run.close()
         if not _await_another_try(mailbox):
             return
+        if is_lost(backend.device):
+            # what a process can have of the device is over; the controller knows the error by now
+            print(f"worker {worker} ends, its device fails for good in this process", file=sys.stderr, flush=True)
+            os._exit(EXIT_DEVICE_LOST)
         attempt += 1
 
 
 def _enter(load: Callable[[], TrainTask | TrainFunction], run: Run) -> None:
     seed_everything(stream(run.settings.seed))  # what the task builds is the same in every process
-    run.device = device_of(run.settings.gpus)
+    check_gpu(run.settings.gpus)
     task = load()
     if isinstance(task, TrainTask):
         task.train(run)
@@ -75,7 +82,7 @@ def _report(error: BaseException, run: Run) -> CarriedState | None:
     frames, error.__traceback__ = error.__traceback__, None
     if frames is not None:
         traceback.clear_frames(frames)
-    carried = run.carry()
+    carried = None if is_lost(run.backend.device) else run.carry()
     steps, holds = run.steps_done, carried.steps if carried else None
     run.close()
     run.mailbox.report(TaskFailed(run.worker, run.attempt, token, steps, holds, failure))

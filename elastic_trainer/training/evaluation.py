@@ -113,11 +113,11 @@ def _reduced(sums: Sums, run: Run) -> dict[str, float]:
     names = sorted(sums)
     agreed = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.float64)
     mine = float(agreed)
-    run.backend.all_reduce(agreed).wait()
+    run.backend.all_reduce(agreed).wait_on_host()
     if float(agreed) != mine * run.world_size:
         raise TaskError(
             f"evaluate() returned other names on other ranks; here {names}. Return the same for each batch."
         )
     pairs = torch.tensor([sums[name] for name in names], dtype=torch.float64)  # (names, 2)
-    run.backend.all_reduce(pairs).wait()
+    run.backend.all_reduce(pairs).wait_on_host()
     return {name: float(total / weight) for name, (total, weight) in zip(names, pairs, strict=True)}

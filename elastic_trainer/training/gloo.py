@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,10 +24,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from elastic_trainer.errors import CollectiveFailed
+from elastic_trainer.training.device import Device, Host
+from elastic_trainer.training.rendezvous import Rendezvous
 from elastic_trainer.vocabulary import Token
 
 LOOK_UP = timedelta(milliseconds=20)  # how late a wait may notice an abort that gloo does not tell it about
-POLL_S = 0.001  # peers of one generation are ordered within some milliseconds of each other
 
 
 class GlooPending:
@@ -52,13 +52,17 @@ class GlooPending:
                 if self._backend.is_broken:
                     raise CollectiveFailed("the group was aborted") from None
 
+    def wait_on_host(self) -> None:
+        """See `Pending.wait_on_host`."""
+        self.wait()
+
     def is_completed(self) -> bool:
         """See `Pending.is_completed`."""
         return self._work.is_completed()
 
 
 class GlooBackend:
-    """One worker's gloo groups, one after the other, over one store connection for life.
+    """One worker's gloo groups, one after the other.
 
     Args:
         run_name: Separates the runs that might share a store.
@@ -67,24 +71,14 @@ class GlooBackend:
     """
 
     def __init__(self, run_name: str, form_s: float, collective_s: float) -> None:
-        self._run_name = run_name
-        self._form_s = form_s
+        self.device: Device = Host()
+        self._rendezvous = Rendezvous(run_name, form_s)
         self._collective_s = collective_s
-        self._store: dist.TCPStore | None = None
-        self._store_address: tuple[str, int] | None = None
         self._lock = threading.Lock()
         self._sockets: list[tuple[int, str]] = []
         self.is_broken = False
         self._pending: list[GlooPending] = []
         self._aside: list[tuple[dist.ProcessGroup, list[GlooPending]]] = []
-
-    def _connect(self, store: tuple[str, int]) -> None:
-        # once for life: a connection can take seconds, when the server looks the name of the address up
-        if self._store is None or self._store_address != store:
-            self._store = dist.TCPStore(
-                store[0], store[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._form_s)
-            )
-            self._store_address = store
 
     def form(
         self,
@@ -95,29 +89,19 @@ class GlooBackend:
         is_superseded: Callable[[], bool],
     ) -> None:
         """See `ProcessGroupBackend.form`."""
-        deadline = time.monotonic() + self._form_s
         self.is_broken = False
         try:
-            self._connect(store)
-            assert self._store is not None
-            prefix = dist.PrefixStore(f"{self._run_name}/{token}", self._store)
-            # gloo's own formation cannot be interrupted, so it starts only when every member has arrived
-            prefix.set(f"here/{rank}", "")
-            _await(prefix, [f"here/{r}" for r in range(world_size)], deadline, is_superseded)
-            left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+            arrival = self._rendezvous.arrive(token, rank, world_size, store, is_superseded)
             before = _sockets()
-            dist.init_process_group("gloo", store=prefix, rank=rank, world_size=world_size, timeout=left)
+            dist.init_process_group("gloo", store=arrival.store, rank=rank, world_size=world_size, timeout=arrival.left)
             opened = [(fd, link) for fd, link in _sockets().items() if before.get(fd) != link]
-            prefix.set(f"ports/{rank}", ",".join(map(str, _listening_ports(opened))))
-            keys = [f"ports/{r}" for r in range(world_size)]
-            _await(prefix, keys, deadline, is_superseded)
-            published = prefix.multi_get(keys)
+            published = arrival.exchange("ports", ",".join(map(str, _listening_ports(opened))))
         except (RuntimeError, CollectiveFailed) as error:
             self.destroy()
             if not is_superseded():
-                self._store = None  # it may be the connection to the store that is broken
+                self._rendezvous.forget_store()
             raise CollectiveFailed(f"generation {token} could not be formed: {error}") from None
-        ports = {int(port) for text in published for port in text.decode().split(",") if port}
+        ports = {int(port) for text in published for port in text.split(",") if port}
         with self._lock:
             self._sockets = [(fd, link) for fd, link in opened if _uses(fd, link, ports)]
         _set_pg_timeout(timedelta(seconds=self._collective_s), dist.group.WORLD)
@@ -172,35 +156,6 @@ class GlooBackend:
         if isinstance(error, dist.DistError):
             return True
         return type(error) is RuntimeError and ("gloo" in str(error) or self.is_broken)
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address, for GLOO_SOCKET_IFNAME; None when there is none."""
-    import fcntl
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
-
-
-def _await(store: dist.Store, keys: list[str], deadline: float, is_superseded: Callable[[], bool]) -> None:
-    while not store.check(keys):
-        if is_superseded():
-            raise CollectiveFailed("a newer order came while waiting for peers")
-        if time.monotonic() > deadline:
-            missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
-            raise CollectiveFailed(f"ranks {', '.join(missing)} did not arrive")
-        time.sleep(POLL_S)
-    if is_superseded():
-        raise CollectiveFailed("a newer order came while waiting for peers")
 
 
 def _sockets() -> dict[int, str]:

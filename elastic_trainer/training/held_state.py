@@ -92,11 +92,18 @@ class HeldState:
         """From here until the step is complete the state is neither that before the step nor that after it."""
         self._is_whole = False
 
-    def complete_step(self) -> None:
-        """The step is applied."""
-        self.steps += 1
+    def end_update(self) -> None:
+        """The step is over: the state is whole, before that step or after it."""
         self._is_whole = True
         self._snapshot = None
+
+    def complete_step(self) -> None:
+        """A step more has been applied."""
+        self.steps += 1
+
+    def lose(self) -> None:
+        """What is held is no state of the run."""
+        self._is_present = False
 
     def take_back(self) -> None:
         """Undo the updates of the step so far; the step goes on."""
@@ -110,7 +117,7 @@ class HeldState:
             if self._snapshot is not None:
                 self.registered.restore(self._snapshot)
             else:
-                self._is_present = False
+                self.lose()
             self._is_whole = True
         self._snapshot = None
 
@@ -134,12 +141,13 @@ class HeldState:
         """
         if order.rollback is not None and self.joined < order.rollback.since:
             self._is_present = False
+        backend.device.synchronize()  # what is read goes into the tensors past the device
         problems = self._restore(order, saver, check)
         for problem in problems:
             note(f"cannot restore {problem}")
         mine = torch.tensor([self.steps if self._is_present else -1, self.evaluated_at], dtype=torch.int64)
         gathered = [torch.empty_like(mine) for _ in order.ranks]
-        backend.all_gather(gathered, mine).wait()
+        backend.all_gather(gathered, mine).wait_on_host()
         steps = [int(each[0]) for each in gathered]
         newest = max(steps)
         if newest < 0 and not order.is_fresh:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from elastic_trainer.training.device import Device
 from elastic_trainer.vocabulary import Token
 
 
@@ -14,7 +15,15 @@ class Pending(Protocol):
     """A collective that was launched."""
 
     def wait(self) -> None:
-        """Until it has arrived.
+        """Until whatever is computed next finds its result; where the device runs behind the host, it may be garbage.
+
+        Raises:
+            CollectiveFailed: The group was aborted meanwhile.
+            RuntimeError: The backend's own error.
+        """
+
+    def wait_on_host(self) -> None:
+        """Until its result has arrived and can be read here.
 
         Raises:
             CollectiveFailed: The group was aborted meanwhile.
@@ -26,7 +35,16 @@ class Pending(Protocol):
 
 
 class ProcessGroupBackend(Protocol):
-    """The group of one worker process; at most one stands at a time, as torch's default group."""
+    """The group of one worker process; at most one stands at a time, as torch's default group.
+
+    Attributes:
+        device: On which its collectives run. Tensors that lie elsewhere may be given all the same, where what comes
+            back is waited for on the host.
+        is_broken: Whether the group was aborted since it was formed.
+    """
+
+    device: Device
+    is_broken: bool
 
     def form(
         self,

@@ -122,6 +122,7 @@ class Reducer:
             (p, self._hook(bucket, index)) for bucket in self._buckets for index, p in enumerate(bucket.parameters)
         ]
         self._registered: list[RemovableHandle] = []
+        self.has_updated = False  # an optimizer has stepped by these gradients
         self.zero()
 
     def fits(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -200,11 +201,7 @@ class Reducer:
         Returns:
             Whether all gradients are finite; the same on every rank, since all have the same sums.
         """
-        coefficient: torch.Tensor | float = scale
-        if clip_norm is not None and self._buckets:
-            norms = torch.stack([torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets])
-            norm = torch.linalg.vector_norm(norms) * scale
-            coefficient = scale * torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+        coefficient = self._coefficient(scale, clip_norm)
         total = 0.0
         for bucket in self._buckets:
             # looked at while the cache has it; where one is not finite the sum is not
@@ -215,6 +212,35 @@ class Reducer:
                 if not is_used:
                     p.grad = None
         return math.isfinite(total)
+
+    @torch.no_grad()
+    def scale_and_clip_there(self, scale: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+        """`scale_and_clip` without waiting for the device, where all parameters are used here.
+
+        Args:
+            scale: float64, shape ().
+            clip_norm: Bound of the norm of all gradients, None for none.
+
+        Returns:
+            Bool, shape (1,): whether all gradients are finite.
+        """
+        coefficient = self._coefficient(scale, clip_norm)
+        sums = [bucket.gradients.mul_(coefficient).sum().to(torch.float64) for bucket in self._buckets]
+        return torch.isfinite(torch.stack(sums).sum()).reshape(1)
+
+    @property
+    def uses_everything(self) -> bool:
+        """Whether every parameter got a gradient here in this step."""
+        return all(all(bucket.used) for bucket in self._buckets)
+
+    def _coefficient(self, scale: torch.Tensor | float, clip_norm: float | None) -> torch.Tensor | float:
+        if clip_norm is None or not self._buckets:
+            return scale
+        norms = torch.stack([torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets])
+        if isinstance(scale, torch.Tensor):
+            scale = scale.to(norms.dtype)  # as a number would be taken: to the same bit
+        norm = torch.linalg.vector_norm(norms) * scale
+        return scale * torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
 
     def _hook(self, bucket: _Bucket, index: int) -> Callable[[torch.Tensor], None]:
         def on_accumulated(_: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from elastic_trainer.errors import TaskError
 
 LIMB = 1 << 32
+WEIGHT, LOSS_SUM = 0, 1  # where they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Rider:
 
     @classmethod
     def from_tensor(cls, summed: torch.Tensor) -> Rider:
-        """The sum over all ranks, of a tensor that was reduced."""
-        weight, loss_sum, *counts = summed.tolist()
+        """The sum over all ranks, of a tensor on the CPU that was reduced."""
+        weight, loss_sum, *counts = summed.numpy().tolist()
         steps, samples, low, high, *flags = map(int, counts)
         return cls(weight, loss_sum, steps, samples, (low + high * LIMB) % (1 << 64), *flags)
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import torch
 
 from elastic_trainer.control.effects import EndRun, FormGeneration, RunTaskAgain
 from elastic_trainer.control.events import (
@@ -42,10 +41,13 @@ from elastic_trainer.training.batches import Batch, Collate
 from elastic_trainer.training.buffers import LogicalBuffers
 from elastic_trainer.training.evaluation import evaluate
 from elastic_trainer.training.feed import Feed
+from elastic_trainer.training.gate import Gate
+from elastic_trainer.training.given_out import GivenOut
 from elastic_trainer.training.held_state import CarriedState, HeldState, NotRestored
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.reducer import Reducer, parameters_of
+from elastic_trainer.training.rider import Rider
 from elastic_trainer.training.saver import Place, Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, Stateful
@@ -70,6 +72,8 @@ class Run:
         rank: Data rank in the present generation.
         world_size: Data ranks of the present generation.
         device: Where this worker computes; batches come there by themselves.
+        on_done: Called with each done step in turn, on every rank. On a GPU the code behind `with step:` runs before
+            it is known whether the step is done, so that it may run again for the same number.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Run:
         self.attempt = attempt
         self.position = mailbox.position
         self.position.enter(TaskPhase.BUILD)
-        self.device = torch.device("cpu")
+        self.device = backend.device.torch_device
         self.rank = 0
         self.world_size = 0
         self.token = Token(0, 0)
@@ -104,7 +108,12 @@ class Run:
         self.is_in_group = False
         self.has_ended = False  # the run, for a reason that is no failure
         self.left_out: frozenset[int] = frozenset()  # steps that update nothing, since the run went back for them
-        self._leaves: Left | None = None  # what the ranks agreed on in the last step
+        self.gate: Gate | None = None  # where the device runs behind the host
+        self.on_done: Callable[[Step], None] | None = None
+        self._given_out = GivenOut(self._complete)
+        self._undecided: deque[tuple[int, Rider]] = deque()  # what ranks said in steps that the host knows of
+        self._last_done_at = 0.0
+        self._leaves: Left | None = None  # what the ranks agreed on
         self._feed: Feed | None = None
         self._evaluation_reader: DatasetReader | None = None
 
@@ -205,8 +214,7 @@ class Run:
         """Free the group and the data engine."""
         if self.is_in_group:
             self.backend.abort()
-            self.backend.destroy()
-            self.is_in_group = False
+            self._leave_group()
         for reducer in self.reducers.values():
             reducer.release()
         if self._feed is not None:
@@ -264,16 +272,19 @@ class Run:
         self.held.come_up_to(
             order, self.rank, self.settings, self.backend, self.saver, check=self.raise_if_aborted, note=self.note
         )
+        if self.backend.device.ahead > 0:
+            self.gate = Gate(self.backend, self.world_size, self.steps_done)
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
     def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
         self._evaluate_if_due(evaluate_batch)
-        while self.steps_done < self.settings.steps:
+        while (number := self.steps_done + len(self._given_out)) < self.settings.steps:
             self.raise_if_aborted()
-            step = Step(self, self.steps_done, overlap=overlap)
+            step = Step(self, number, overlap=overlap)
             yield step
             if not step.is_done:
                 self._give_up(step)
+            self._come_to_boundary(step, evaluate_batch is not None)
             if self._leaves is Left.STOPPED:
                 self.position.enter(TaskPhase.SAVE)
                 self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
@@ -300,12 +311,53 @@ class Run:
             raise CollectiveFailed(step.left_because)
         raise StepAborted(self.mailbox.abort_reason)
 
-    def complete(self, step: Step) -> None:
+    def give_out(self, step: Step) -> None:
+        """The host is through with this step; it is done when the device is."""
+        self.held.end_update()
+        self.buffers.end()
+        self._given_out.add(step)
+
+    def _come_to_boundary(self, step: Step, evaluates: bool) -> None:
+        """Do after this step what the ranks agreed on, in the same step on every rank.
+
+        What they said in a step is looked at when the host has given out so many more as it may be ahead, and not
+        before. Where all are to do something together, everything given out is waited for first.
+        """
+        next_number = step.number + 1
+        self._settle(self.backend.device.ahead)
+        self._decide(next_number - self.backend.device.ahead)
+        if (
+            self._leaves is not None
+            or self.saver.is_agreed
+            or self.settings.save_is_due(next_number)
+            or (evaluates and self.settings.evaluation_is_due(next_number))
+            or next_number == self.settings.steps
+        ):
+            self._settle(0)
+            self._decide(next_number)
+        if step.is_mixed:
+            self._settle(0)
+        if self._leaves is Left.PARKED and next_number == self.settings.steps:
+            self._leaves = None  # all is done
+
+    def _settle(self, most: int) -> None:
+        if len(self._given_out) > most:
+            self.position.enter(TaskPhase.REDUCE)
+            self._given_out.settle(most, self._raise_if_broken)
+
+    def _raise_if_broken(self) -> None:
+        self.raise_if_aborted()
+        if self.backend.is_broken:
+            raise CollectiveFailed("the group was aborted")
+
+    def _complete(self, step: Step) -> None:
         """The step is done on this rank."""
         assert step.total is not None
         total = step.total
         self.held.complete_step()
-        self.buffers.end()
+        now = time.perf_counter()
+        seconds, self._last_done_at = now - max(step.started, self._last_done_at), now
+        self._undecided.append((step.number, total))
         self.mailbox.record(
             StepLine(
                 step=step.number,
@@ -315,17 +367,25 @@ class Run:
                 loss=total.loss_sum / total.weight if total.weight else math.nan,
                 world_size=self.world_size,
                 done_at=time.time(),
-                step_s=step.seconds,
+                step_s=seconds,
                 data_wait_s=step.data_wait_s,
                 skipped=step.skipped,
             )
         )
-        if self.saver.agree(total) and self.rank == 0:
-            self.note(f"the save due after step {self.steps_done} waits for the one in flight")
-        if total.stop:
-            self._leaves = Left.STOPPED
-        elif total.park and self.steps_done < self.settings.steps:
-            self._leaves = Left.PARKED
+        if self.on_done is not None:
+            self.position.enter(TaskPhase.BETWEEN)
+            self.on_done(step)
+
+    def _decide(self, before: int) -> None:
+        """Take up what the ranks said in the steps before this number."""
+        while self._undecided and self._undecided[0][0] < before:
+            number, total = self._undecided.popleft()
+            if self.saver.agree(total) and self.rank == 0:
+                self.note(f"the save due after step {number + 1} waits for the one in flight")
+            if total.stop:
+                self._leaves = Left.STOPPED
+            elif total.park and self._leaves is None:
+                self._leaves = Left.PARKED
 
     def _evaluate_if_due(self, evaluate_batch: Evaluate | None) -> None:
         if evaluate_batch is None or self._evaluation_reader is None:
@@ -344,8 +404,7 @@ class Run:
         if cause in (Left.COLLECTIVE_FAILED, Left.ORDERED):
             self.backend.abort()
         self._undo()
-        self.backend.destroy()
-        self.is_in_group = False
+        self._leave_group()
         holds = self.held.holds
         if holds is not None and cause is Left.ORDERED and self.mailbox.wants_stop(self.token):
             # an evaluation was given up because the run ends: the state stands at a step boundary
@@ -355,8 +414,17 @@ class Run:
     def _place(self) -> Place:
         return Place(self.steps_done, self.token, self.held.evaluated_at, self.rank, self.world_size)
 
+    def _leave_group(self) -> None:
+        self.backend.destroy()
+        self.is_in_group = False
+        self.gate = None
+
     def _undo(self) -> None:
-        """Take back what an unfinished step changed."""
+        """Take back what unfinished steps changed; where the device runs behind the host, the group is aborted."""
+        self.backend.device.synchronize()
+        self._given_out.settle_arrived()
+        self._given_out.give_up(self.held)
+        self._undecided.clear()
         for reducer in self.reducers.values():
             reducer.abandon()
         self.buffers.restore()

@@ -77,10 +77,9 @@ class Saver:
         """Whether this rank finds that the state after `steps` steps should be saved; stays so until it is."""
         settings = self._settings
         if steps < settings.steps:  # at the end there is a save anyway
-            every, every_s = settings.save_every, settings.save_every_s
-            by_steps = every is not None and steps % every == 0
+            every_s = settings.save_every_s
             by_time = every_s is not None and time.monotonic() - self._since >= every_s
-            self._is_latched = self._is_latched or by_steps or by_time
+            self._is_latched = self._is_latched or settings.save_is_due(steps) or by_time
         return self._is_latched
 
     def agree(self, total: Rider) -> bool:

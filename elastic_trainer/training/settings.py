@@ -44,6 +44,10 @@ class TrainSettings:
     start_from: tuple[str, SavedStep] | None = None
     gpus: float = 0
 
+    def save_is_due(self, steps: int) -> bool:
+        """Whether a save is due after `steps` done steps by their number."""
+        return self.save_every is not None and steps % self.save_every == 0
+
     def evaluation_is_due(self, steps_done: int) -> bool:
         """Whether the group evaluates after so many done steps: arithmetic, so that all ranks agree."""
         if self.evaluation_data is None or steps_done == 0:

@@ -54,6 +54,37 @@ class RegisteredState:
         """State of all parts by name, sharing memory with them."""
         return {name: self._collect(part) for name, part in self.parts.items()}
 
+    @property
+    def lies_on_device(self) -> bool:
+        """Whether all that a step changes are tensors of models and optimizers, but for what `host_part` has."""
+        known = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
+        return all(isinstance(part, known) for part in self.parts.values())
+
+    def host_part(self) -> dict[str, Any]:
+        """What a step changes on the host, in memory of its own: schedules, and the optimizers' options."""
+        found: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                found[name] = [{k: copied(v) for k, v in g.items() if k != "params"} for g in part.param_groups]
+            elif not isinstance(part, torch.nn.Module):
+                found[name] = copied(part.state_dict())
+        return found
+
+    def restore_host_part(self, kept: dict[str, Any]) -> None:
+        """Put it back."""
+        for name, values in kept.items():
+            part = self.parts[name]
+            if isinstance(part, torch.optim.Optimizer):
+                for group, options in zip(part.param_groups, values, strict=True):
+                    group.update(options)
+            else:
+                part.load_state_dict(values)
+
+    def versions(self) -> int:
+        """Grows with each operation on the models' tensors, whether or not the device has come to it."""
+        tensors = (t for module in self.modules() for t in (*module.parameters(), *module.buffers()))
+        return sum(tensor._version for tensor in tensors)
+
     def restore(self, state: dict[str, Any]) -> None:
         """Put state into the parts.
 
@@ -150,14 +181,14 @@ def share(state: dict[str, Any] | None, source: int, backend: ProcessGroupBacken
     described = None if state is None else describe(state)
     description = b"" if described is None else json.dumps(described.description).encode()
     size = torch.tensor([len(description)], dtype=torch.int64)
-    backend.broadcast(size, source).wait()
+    backend.broadcast(size, source).wait_on_host()
     message = torch.empty(int(size), dtype=torch.uint8)
     if described is not None:
         message.copy_(torch.frombuffer(bytearray(description), dtype=torch.uint8))
-    backend.broadcast(message, source).wait()
+    backend.broadcast(message, source).wait_on_host()
     if state is not None and described is not None:
         for chunk in _chunks(described.tensors):
-            backend.broadcast(chunk, source).wait()
+            backend.broadcast(chunk, source).wait_on_host()
         return state
     return _receive(json.loads(message.numpy().tobytes()), source, backend)
 
@@ -169,7 +200,7 @@ def _receive(description: JSON, source: int, backend: ProcessGroupBackend) -> di
     for group in _groups(empty):
         chunk = torch.empty(sum(_padded(t) for t in group), dtype=torch.uint8)
         if chunk.numel():
-            backend.broadcast(chunk, source).wait()
+            backend.broadcast(chunk, source).wait_on_host()
         offset = 0
         for tensor in group:
             nbytes = tensor.numel() * tensor.element_size()

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,12 +21,14 @@ from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.training import precision
 from elastic_trainer.training.batches import Batch
+from elastic_trainer.training.device import Fetched
 from elastic_trainer.training.feed import StepWork
 from elastic_trainer.training.process_group import Pending
 from elastic_trainer.training.randomness import seed_everything
-from elastic_trainer.training.rider import Rider
+from elastic_trainer.training.rider import LOSS_SUM, WEIGHT, Rider
 
 if TYPE_CHECKING:
+    from elastic_trainer.training.gate import Gate
     from elastic_trainer.training.reducer import Reducer
     from elastic_trainer.training.run import Run
 
@@ -45,15 +47,19 @@ class Step:
         self._consumed = 0
         self._weight = 0.0
         self._loss_sum = 0.0
+        self._sums_there: torch.Tensor | None = None  # (weight, loss sum), as far as only the device knows them
         self._rider_tensor: torch.Tensor | None = None
         self._rider_work: Pending | None = None
         self._is_last_done = False  # the last backward, whose gradients are sent as they come
         self.applies = 0
-        self.is_done = False
-        self.total: Rider | None = None  # over all ranks, once applied
+        self.is_done = False  # the last micro-batch, `apply()` and the block are behind it
+        self.total: Rider | None = None  # over all ranks, once the host has it
         self.skipped: str = ""  # why its update was left out; such a step counts as done
         self.left_because: str | None = None  # set when the step was given up
-        self._started = time.perf_counter()
+        self._verdict: Fetched | None = None  # of a step that is judged on the device
+        self.host_part: dict[str, Any] = {}  # of the state before such a step
+        self.is_mixed = False  # such a step, and the task changed the state behind its update, which may be none
+        self.started = time.perf_counter()
 
     def __iter__(self) -> Iterator[Batch]:
         """This worker's micro-batches, each with its own random stream and its logical rank's buffers."""
@@ -86,8 +92,7 @@ class Step:
                 f"backward ran twice on the last micro-batch of step {self.number}, and gradients were on their way "
                 "already. Pass run.steps(overlap=False)."
             )
-        self._weight += float(weight)
-        self._loss_sum += float(loss_sum.detach())
+        self._add(weight, loss_sum.detach())
         reducers = self._run.reducers.values()
         for reducer in reducers:
             reducer.check_kept()
@@ -128,16 +133,34 @@ class Step:
         if len(run.reducers) == 1 and self.number + 1 < run.settings.steps:
             run.feed.look_ahead(self.number + 1, run.logical_ranks)  # while the gradients travel
         run.position.enter(TaskPhase.REDUCE)
-        assert self._rider_work is not None
-        assert self._rider_tensor is not None
-        self._rider_work.wait()
-        total = Rider.from_tensor(self._rider_tensor)
-        self._rider_work = self._rider_tensor = None
+        if run.gate is not None and self._can_be_judged_there(run.gate, optimizer, reducer):
+            self._apply_there(run.gate, optimizer, reducer)
+        else:
+            self._apply_here(optimizer, reducer)
+        self.applies += 1
+        self._weight = self._loss_sum = 0.0
+        self._sums_there = None
+        for each in run.reducers.values():
+            each.zero()
+        run.buffers.begin()
+        if run.gate is not None:
+            self._versions = run.held.registered.versions()
+        run.position.enter(TaskPhase.BETWEEN)  # schedulers, logs: whatever the task does until it goes on
+
+    def _apply_here(self, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+        """Wait for everything, judge it on the host, and update."""
+        run = self._run
+        work, tensor = self._take_rider()
+        work.wait_on_host()
+        total = Rider.from_tensor(tensor.cpu())
         total.check_steps(self.number, run.world_size)
         if total.changed_buffers:
             run.buffers.agree()
         run.buffers.reduce()
         reducer.wait()
+        if run.gate is not None:
+            run.gate.launch()
+            run.gate.confirm()
         run.position.enter(TaskPhase.APPLY)
         # from here on the step is whole on this rank: no collective of it is left
         self._judge(total, reducer)
@@ -145,30 +168,109 @@ class Step:
             run.held.begin_update()
             run.buffers.commit()
             optimizer.step()
-        self._end_apply(total)
+            reducer.has_updated = True
+        if self.applies == 0:
+            self.total = total
+            if run.gate is not None:
+                run.gate.count.add_(1)
+
+    def _can_be_judged_there(self, gate: Gate, optimizer: torch.optim.Optimizer, reducer: Reducer) -> bool:
+        """Whether this step's update can depend on what the device finds; each rank decides for itself.
+
+        Not before the optimizer has made its state: a fused one whose first step is left out keeps what lay in memory.
+        """
+        run = self._run
+        return (
+            gate.is_open
+            and len(run.reducers) == 1
+            and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and run.held.registered.lies_on_device
+            and run.buffers.are_agreed
+            and reducer.has_updated
+            and reducer.uses_everything
+        )
+
+    @torch.no_grad()
+    def _apply_there(self, gate: Gate, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+        """The same on the device, which judges when it gets there; waits for nothing."""
+        run = self._run
+        work, rider = self._take_rider()
+        run.buffers.reduce()
+        gate.launch()
+        work.wait()
+        reducer.wait()
+        is_complete = gate.verdict()
+        weight = rider[WEIGHT : WEIGHT + 1]
+        is_finite = reducer.scale_and_clip_there(1.0 / weight.reshape(()), run.settings.clip_norm)
+        is_update = is_complete & is_finite & torch.isfinite(rider[LOSS_SUM : LOSS_SUM + 1]) & (weight > 0)
+        if self.number in run.left_out:
+            is_update = torch.zeros_like(is_update)
+        run.held.begin_update()
+        run.buffers.commit(is_update.reshape(()))
+        optimizer.found_inf = (~is_update).to(torch.float32).reshape(())  # type: ignore[attr-defined]  # 1: no update, exactly
+        optimizer.step()
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        gate.count.add_(is_complete)
+        flags = torch.cat([is_complete.to(torch.float64), is_finite.to(torch.float64), gate.count])
+        self._verdict = run.backend.device.fetch(torch.cat([flags, rider]))
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the host knows how the step ended."""
+        return self._verdict is None or self._verdict.is_there()
+
+    def settle(self) -> bool:
+        """Take what the device found, once it has arrived; returns whether the step is complete on this rank."""
+        if self._verdict is None:
+            return True
+        is_complete, is_finite, count, *_ = self._verdict.value().numpy().tolist()
+        if not is_complete or count != self.number + 1:
+            return False
+        self.total = Rider.from_tensor(self._verdict.value()[3:])
+        self._verdict = None
+        self.total.check_steps(self.number, self._run.world_size)
+        self.total.scale(self.number)  # raises for a step without weight
+        if self.total.changed_buffers:
+            raise AssertionError(f"buffers changed in step {self.number} that ranks had not agreed to reduce")
+        self._find_reason(self.total, bool(is_finite))
+        return True
 
     def _judge(self, total: Rider, reducer: Reducer) -> None:
         """Scale the gradients, or say why the step is left out; every rank comes to the same, from the same sums."""
         if self.skipped:
             return
+        self._find_reason(total, True)
+        if not self.skipped:
+            is_finite = reducer.scale_and_clip(total.scale(self.number), self._run.settings.clip_norm)
+            self._find_reason(total, is_finite)
+        if self.skipped and self.applies:
+            self._run.held.take_back()  # what other optimizers have done in this step
+
+    def _find_reason(self, total: Rider, is_finite: bool) -> None:
         if self.number in self._run.left_out:
             self.skipped = "the run went back to leave it out"
         elif not math.isfinite(total.loss_sum):
             self.skipped = "the loss is not a finite number"
-        elif not reducer.scale_and_clip(total.scale(self.number), self._run.settings.clip_norm):
+        elif not is_finite:
             self.skipped = "a gradient is not a finite number"
-        if self.skipped and self.applies:
-            self._run.held.take_back()  # what other optimizers have done in this step
 
-    def _end_apply(self, total: Rider) -> None:
-        if self.applies == 0:
-            self.total = total
-        self.applies += 1
-        self._weight = self._loss_sum = 0.0
-        for reducer in self._run.reducers.values():
-            reducer.zero()
-        self._run.buffers.begin()
-        self._run.position.enter(TaskPhase.BETWEEN)  # schedulers, logs: whatever the task does until it goes on
+    def _add(self, weight: float | torch.Tensor, loss_sum: torch.Tensor) -> None:
+        if self._run.gate is None:
+            self._weight += float(weight)
+            self._loss_sum += float(loss_sum)
+            return
+        is_known = not isinstance(weight, torch.Tensor)
+        values = [torch.zeros_like(loss_sum) if is_known else torch.as_tensor(weight).detach(), loss_sum]
+        sums = torch.stack([value.reshape(()).to(loss_sum.device, torch.float64) for value in values])
+        self._weight += float(weight) if is_known else 0.0
+        self._sums_there = sums if self._sums_there is None else self._sums_there + sums
+
+    def _take_rider(self) -> tuple[Pending, torch.Tensor]:
+        assert self._rider_work is not None
+        assert self._rider_tensor is not None
+        taken = self._rider_work, self._rider_tensor
+        self._rider_work = self._rider_tensor = None
+        return taken
 
     def _launch_rider(self) -> None:
         run = self._run
@@ -186,12 +288,14 @@ class Step:
             int(run.saver.is_due(self.number + 1)),
             int(run.saver.is_busy),
         )
-        self._rider_tensor = rider.to_tensor()
+        self._rider_tensor = rider.to_tensor().to(run.device)
+        if self._sums_there is not None:
+            self._rider_tensor[WEIGHT : LOSS_SUM + 1].add_(self._sums_there)
         self._rider_work = run.backend.all_reduce(self._rider_tensor)
 
     def __enter__(self) -> Step:
         run = self._run
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
         run.position.enter(TaskPhase.DATA, self.number)
         self._waited = run.feed.wait_s
         self._work = run.feed.begin(self.number, run.logical_ranks)
@@ -201,6 +305,8 @@ class Step:
             reducer.zero()
         if len(run.reducers) > 1:  # the step can stop in between their updates
             run.held.take_snapshot()
+        if run.gate is not None:
+            self.host_part = run.held.registered.host_part()
         return self
 
     def __exit__(
@@ -210,7 +316,12 @@ class Step:
             if self.applies == 0:
                 raise TaskError(f"step {self.number} ended without step.apply(optimizer).")
             self.is_done = True
-            self._run.complete(self)
+            gate = self._run.gate
+            if gate is not None and self._run.held.registered.versions() != self._versions:
+                gate.close()
+                self.is_mixed = self._verdict is not None
+            self.data_wait_s = self._run.feed.wait_s - self._waited
+            self._run.give_out(self)
             return False
         is_ours = isinstance(error, StepAborted | CollectiveFailed) or self._run.backend.is_collective_error(error)
         self._rider_work = self._rider_tensor = None
@@ -225,18 +336,11 @@ class Step:
         """Tell people something: it appears among the run's news and in its events."""
         self._run.note(text)
 
-    @property
-    def seconds(self) -> float:
-        """Since the step began."""
-        return time.perf_counter() - self._started
-
-    @property
-    def data_wait_s(self) -> float:
-        """Seconds that the step waited for data."""
-        return self._run.feed.wait_s - self._waited
+    data_wait_s: float = 0.0  # that the step waited for data, once it is over
 
     # from __enter__ on
     _waited: float = 0.0
+    _versions: int = 0
     _work: StepWork
 
 

@@ -77,6 +77,7 @@ class TrainTask(ABC):
         if scheduler is not None:
             parts["scheduler"] = scheduler
         run.register(**parts)
+        run.on_done = lambda step: self._call_on_step(run, step)
         for step in run.steps(evaluate=self._evaluate_with(model)):
             with step:
                 for batch in step:
@@ -84,8 +85,6 @@ class TrainTask(ABC):
                 step.apply(optimizer)
                 if scheduler is not None:
                     scheduler.step()
-            if step.is_done and run.rank == 0:
-                self._call_on_step(run, step)
 
     def _loss_sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, float | torch.Tensor]:
         found = self.loss(model, batch)
@@ -103,7 +102,7 @@ class TrainTask(ABC):
         return None if evaluate is None else lambda batch: evaluate(model, batch)
 
     def _call_on_step(self, run: Run, step: Step) -> None:
-        if self.on_step is None:
+        if self.on_step is None or run.rank != 0:
             return
         try:
             self.on_step(step)

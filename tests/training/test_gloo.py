@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_trainer.errors import CollectiveFailed
-from elastic_trainer.training.gloo import GlooBackend, interface_of
+from elastic_trainer.training.gloo import GlooBackend
 from elastic_trainer.vocabulary import Token
 from tests.training.groups import CONTEXT
 
@@ -171,11 +171,6 @@ def test_a_users_error_is_not_taken_for_a_collectives() -> None:
     assert not backend.is_collective_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not backend.is_collective_error(ValueError("gloo"))
     assert backend.is_collective_error(RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] x"))
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.255") is None
 
 
 def test_a_broken_connection_to_the_store_is_made_again() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from elastic_trainer.control.effects import FormGeneration
+from elastic_trainer.training.device import Host
 from elastic_trainer.training.held_state import CarriedState, HeldState
 from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.saver import Saver
@@ -61,6 +62,7 @@ def test_a_whole_step_counts_and_is_carried_over_by_a_copy() -> None:
     mine, model = held(CarriedState(RegisteredState(parts()).collect(), 5, 3, NO_GENERATION))
     mine.begin_update()
     changed(model)
+    mine.end_update()
     mine.complete_step()
     mine.undo()
     carried = mine.carry()
@@ -97,11 +99,13 @@ def test_state_from_before_a_rollback_does_not_count() -> None:
 class Alone:
     """A group of one."""
 
+    device = Host()
+
     def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> Alone:
         tensors[0].copy_(tensor)
         return self
 
-    def wait(self) -> None:
+    def wait_on_host(self) -> None:
         """It is there."""
 
 

@@ -1,0 +1,249 @@
+"""The path that workers with a GPU take, on a device and a group with NCCL's semantics."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from elastic_trainer.control import events as e
+from elastic_trainer.control.state import Limits, Phase
+from elastic_trainer.training.settings import TrainSettings
+from elastic_trainer.vocabulary import Worker
+from tests import harness_worker
+from tests.harness import Harness, Outcome, settings_for
+from tests.nccl_like import Faults, NcclLike
+from tests.rotation import rotating
+from tests.tasks import ExactTask, NetTask, gan_like
+
+STEPS = 120
+SEEDS = 10
+CHANGES = 10  # of a seed: a hundred in all
+
+
+class WatchedTask(ExactTask):
+    """Tells how far its host was ahead."""
+
+    def train(self, run: Any) -> None:
+        self.run = run
+        self.ahead: list[int] = []
+        super().train(run)
+        harness_worker.RESULT["ahead"] = self.ahead
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.ahead.append(len(self.run._given_out))
+        return super().loss(model, batch)
+
+
+@pytest.fixture(scope="module")
+def settings(dataset: str) -> TrainSettings:
+    return settings_for(dataset, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(settings: TrainSettings) -> Outcome:
+    return Harness(ExactTask, settings, workers=1).run()
+
+
+def is_same(outcome: Outcome, reference: Outcome) -> bool:
+    digests = {result["digest"] for result in outcome.last_members}
+    return outcome.losses == reference.losses and digests == {reference.final[0]["digest"]}
+
+
+def assert_same_bits(outcome: Outcome, reference: Outcome) -> None:
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.audit.bad_steps() == []
+    assert outcome.losses == reference.losses
+    assert {result["digest"] for result in outcome.last_members} == {reference.final[0]["digest"]}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_device_that_runs_behind_gives_the_same_bits(
+    workers: int, settings: TrainSettings, undisturbed: Outcome
+) -> None:
+    outcome = Harness(WatchedTask, settings, workers=workers, backend=NcclLike()).run()
+
+    assert_same_bits(outcome, undisturbed)
+    assert max(outcome.final[0]["ahead"]) == 2
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        functools.partial(ExactTask, optimizer="sgd"),
+        functools.partial(ExactTask, fused=False),  # judged on the host: its optimizer cannot leave a step out
+    ],
+)
+def test_other_optimizers_give_the_same_bits_through_a_loss(task: Any, settings: TrainSettings) -> None:
+    reference = Harness(task, settings, workers=1).run()
+    outcome = Harness(task, settings, workers=3, backend=NcclLike(), on_step=kill_once(50)).run()
+
+    assert_same_bits(outcome, reference)
+    assert len(outcome.generations) >= 2
+
+
+def kill_once(at: int, worker_id: int = 1) -> Any:
+    done: list[int] = []
+
+    def on_step(harness: Harness, steps: int) -> None:
+        if steps >= at and not done:
+            done.append(steps)
+            harness.kill(worker_id)
+
+    return on_step
+
+
+class Changes:
+    """Random losses, stops and planned changes, each some steps after the run has come back from the one before."""
+
+    def __init__(self, seed: int) -> None:
+        self._chooser = random.Random(seed)
+        self.made: list[str] = []
+        self._next = self._chooser.randint(3, 12)
+        self._most = 3
+
+    def __call__(self, harness: Harness, done: int) -> None:
+        state = harness.machine.state
+        settled = state.phase is Phase.RUNNING and len(state.group) >= min(2, self._most)
+        if len(self.made) == CHANGES or done < self._next or not settled:
+            return
+        self._next = done + self._chooser.randint(3, 12)
+        kind = self._chooser.choice(["kill", "kill", "stop", "scale"])
+        self.made.append(kind)
+        if kind == "scale":
+            self._most = 5 - self._most  # 3 and 2 by turns
+            harness.put(e.ScaleRequested(1, self._most, "the test"))
+            return
+        victim = self._chooser.choice(state.group)
+        delay = self._chooser.uniform(0.0, 0.05)
+        threading.Timer(delay, self._harm, (harness, victim, kind)).start()
+
+    def _harm(self, harness: Harness, victim: Worker, kind: str) -> None:
+        process = harness._processes[victim]
+        assert process.pid is not None
+        if kind == "stop":  # whoever watches it gives it up a little later
+            os.kill(process.pid, signal.SIGSTOP)
+            threading.Timer(0.3, process.kill).start()
+        else:
+            process.kill()
+
+
+@pytest.mark.parametrize("seed", rotating(range(SEEDS), 1))
+def test_random_losses_stops_and_planned_changes_leave_every_bit_as_it_was(seed: int, dataset: str) -> None:
+    task = functools.partial(WatchedTask, delay_s=0.002)
+    settings = settings_for(dataset, steps=500, save_every=60)
+    changes = Changes(seed)
+    garbage = ["partial", "nan", "zero"][seed % 3]
+    limits = Limits(1, 3, place_s=60.0, form_s=20.0, leave_s=20.0, save_s=60.0)
+
+    outcome = Harness(
+        task, settings, workers=3, backend=NcclLike(default=Faults(garbage)), on_step=changes, limits=limits
+    ).run(200)
+
+    assert_same_bits(outcome, Harness(ExactTask, settings, workers=1).run())
+    assert len(changes.made) == CHANGES
+    assert max(outcome.last_members[0]["ahead"]) == 2
+
+
+def ragged(garbage: str, at: int, *, gated: bool = True) -> NcclLike:
+    """Worker 1 dies just after step `at - 1` was complete on it and worker 0; worker 2 never hears of that."""
+    faults = {(1, 0): Faults(garbage, dies_at=(at, 0.001)), (2, 0): Faults(garbage, misses=at)}
+    return NcclLike(faults, Faults(garbage), gated)
+
+
+@pytest.mark.parametrize(
+    ("garbage", "at"), rotating([(g, at) for g in ("partial", "nan", "zero") for at in (2, 30, 77)], 2)
+)
+def test_a_step_that_is_complete_on_some_survivors_only(
+    garbage: str, at: int, settings: TrainSettings, undisturbed: Outcome
+) -> None:
+    outcome = Harness(ExactTask, settings, workers=3, backend=ragged(garbage, at)).run()
+
+    assert_same_bits(outcome, undisturbed)
+    assert outcome.generations[1] == (2, at)  # the survivor that had it gave it to the other
+
+
+@pytest.mark.parametrize("at", rotating([2, 30, 77], 1))
+def test_without_the_verdict_the_same_loss_leaves_other_weights(
+    at: int, settings: TrainSettings, undisturbed: Outcome
+) -> None:
+    """A test of the tests above: they see what the verdict prevents. Garbage that is not finite is seen otherwise."""
+    outcome = Harness(ExactTask, settings, workers=3, backend=ragged("partial", at, gated=False)).run()
+
+    assert outcome.status == "failed" or not is_same(outcome, undisturbed)
+
+
+def test_steps_that_are_not_finite_are_left_out_on_the_device_too(dataset: str) -> None:
+    settings = settings_for(dataset, steps=40)
+    task = functools.partial(PoisonedExactTask, [3, 200])
+    reference = Harness(task, settings, workers=2).run()
+    outcome = Harness(task, settings, workers=2, backend=NcclLike()).run()
+
+    skipped = outcome.audit.skipped
+    assert skipped == reference.audit.skipped != {}
+    assert {each["digest"] for each in outcome.last_members} == {reference.final[0]["digest"]}
+
+
+class PoisonedExactTask(ExactTask):
+    """Some samples make the loss something else than a number."""
+
+    def __init__(self, samples: list[int]) -> None:
+        super().__init__()
+        self._samples = set(samples)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return loss * float("nan") if self._samples & set(batch.sample_ids.tolist()) else loss
+
+
+def test_whole_runs_with_evaluation_saves_and_a_task_that_reads_from_the_device(dataset: str, held_out: str) -> None:
+    settings = settings_for(dataset, steps=100, evaluation=held_out, evaluate_every=40, save_every=30)
+    reference = Harness(NetTask, settings, workers=3).run()
+    task = functools.partial(NetTask, delay_s=0.002)
+    outcome = Harness(task, settings, workers=3, backend=NcclLike(), on_step=kill_once(50)).run()
+
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.audit.bad_steps() == []
+    assert outcome.losses == pytest.approx(reference.losses, rel=1e-9)
+    assert outcome.evaluations.keys() == reference.evaluations.keys()
+    for steps, values in reference.evaluations.items():
+        assert outcome.evaluations[steps]["error"] == pytest.approx(values["error"], rel=1e-6)
+    assert [saved.steps for saved in outcome.saved] == [30, 60, 90, 100]
+
+
+def test_several_optimizers_are_judged_on_the_host(settings: TrainSettings) -> None:
+    reference = Harness(lambda_gan, settings, workers=2).run()
+    outcome = Harness(lambda_gan, settings, workers=2, backend=NcclLike(), on_step=kill_once(40)).run()
+
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.losses == pytest.approx(reference.losses, rel=1e-9)
+
+
+def lambda_gan() -> Any:
+    return gan_like
+
+
+def test_a_worker_whose_device_fails_for_good_is_replaced(settings: TrainSettings, undisturbed: Outcome) -> None:
+    faults = {(1, 0): Faults(device_fails_at=40)}
+    outcome = Harness(ExactTask, settings, workers=3, backend=NcclLike(faults)).run()
+
+    assert_same_bits(outcome, undisturbed)
+    assert [size for size, _ in outcome.generations][:2] == [3, 2]
+
+
+def test_a_communicator_that_is_never_ready_costs_its_processes_and_not_the_run(
+    settings: TrainSettings, undisturbed: Outcome
+) -> None:
+    limits = Limits(1, 3, place_s=60.0, form_s=2.0, leave_s=2.0, save_s=60.0)
+    faults = {(worker_id, 0): Faults(hangs_in_init=2) for worker_id in range(3)}
+    task = functools.partial(ExactTask, delay_s=0.002)
+    outcome = Harness(task, settings, workers=3, backend=NcclLike(faults), on_step=kill_once(40), limits=limits).run()
+
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.audit.bad_steps() == []
+    assert outcome.audit.samples_trained == undisturbed.audit.samples_trained
