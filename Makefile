@@ -19,7 +19,7 @@ test: venv
 	$(BIN)/pytest -m "not soak"
 
 soak: venv
-	REBUILDS=50 LOADED_S=3600 $(BIN)/pytest -m "soak or not soak"
+	REBUILDS=50 DEATHS=100 LOADED_S=3600 $(BIN)/pytest -m "soak or not soak"
 
 lint: venv
 	$(BIN)/ruff format --check .
