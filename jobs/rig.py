@@ -93,7 +93,8 @@ class Host:
 
     def start(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
         """Start a command on this host."""
-        return subprocess.Popen(self.inside(command), env=ENV, cwd=ROOT, start_new_session=True, **options)  # type: ignore[call-overload,no-any-return]
+        env = {**ENV, **self._rig.environment}
+        return subprocess.Popen(self.inside(command), env=env, cwd=ROOT, start_new_session=True, **options)  # type: ignore[call-overload,no-any-return]
 
     def pids(self, role: str = "") -> list[int]:
         """Its processes, as this machine numbers them, whose title or command line holds `role`."""
@@ -188,13 +189,20 @@ class Host:
 
 
 class Rig:
-    """A cluster of a head without CPUs and `workers` hosts with one CPU each."""
+    """A cluster of a head without CPUs and `workers` hosts with one CPU each.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        workers: Hosts beside the head.
+        remembers: Ray's state is kept on disk, so that a head that is switched off and on knows its cluster again.
+    """
+
+    def __init__(self, workers: int, *, remembers: bool = False) -> None:
         self.name = f"et{uuid.uuid4().hex[:5]}"
         self.hub = f"{self.name}hub"
         self.address = f"{SUBNET}.1:{GCS_PORT}"
         self.folder = Path(tempfile.mkdtemp(prefix="et", dir="/tmp"))  # short: Ray's sockets lie below it
+        self.environment = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self.folder}/gcs"}
+        self.environment = self.environment if remembers else {}
         self.hosts = [Host(self, index) for index in range(workers + 1)]
         names = " ".join([self.hub, *(host.name for host in self.hosts)])
         clean = f"for n in {names}; do ip netns pids $n | xargs -r kill -9; ip netns del $n; done"
@@ -210,6 +218,7 @@ class Rig:
         subprocess.run(["ip", "netns", "add", self.hub], check=True)
         self.on_hub("ip", "link", "add", "bridge0", "type", "bridge")
         self.on_hub("ip", "link", "set", "bridge0", "up")
+        self.on_hub("ip", "addr", "add", f"{SUBNET}.254/24", "dev", "bridge0")
         known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
         for host in self.hosts:
             (folder := Path("/etc/netns") / host.name).mkdir(parents=True)
@@ -273,7 +282,6 @@ class Rig:
             tried = ["ip", "netns", "exec", self.hub, "bash", "-c", f"</dev/tcp/{SUBNET}.1/{GCS_PORT}"]
             return subprocess.run(tried, capture_output=True).returncode == 0
 
-        subprocess.run(["ip", "-n", self.hub, "addr", "add", f"{SUBNET}.254/24", "dev", "bridge0"], check=True)
         _await(listens, START_S, self.logs)
 
     def logs(self) -> str:
