@@ -126,6 +126,9 @@ def resolve(
         save_s=config.timeouts.save_s,
         rollback_after=config.rollback_after,
         stall_s=config.timeouts.stall_s,
+        logical_ranks=ranks,
+        rebalances=config.scaling.stragglers == "relieve",
+        schedule=tuple(sorted(config.scaling.schedule.items())),
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})

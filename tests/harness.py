@@ -134,7 +134,7 @@ class Harness:
         self._on_step = on_step
         self._on_event = on_event
         self._restart_delay_s = restart_delay_s
-        limits = limits or Limits(least, workers, place_s=60.0, form_s=20.0, leave_s=60.0, save_s=60.0)
+        limits = limits or Limits(least, workers, place_s=60.0, form_s=20.0, leave_s=60.0, save_s=60.0, settle_s=(0.0,))
         self.machine = Machine(limits, term=history.term)
         self._events: queue.Queue[e.Event] = queue.Queue()
         self._processes: dict[Worker, mp.process.BaseProcess] = {}

@@ -231,7 +231,7 @@ class Controller:
         limits = spec.limits
         if history.scaling is not None and history.scaling[0] == spec.unit.run_mark:
             _, least, most = history.scaling  # an earlier term was told so
-            limits = replace(limits, min_workers=least, max_workers=most)
+            limits = replace(limits, min_workers=least, max_workers=most, schedule=())
         self._machine = Machine(limits, term=history.term)
         self._chronicle = Chronicle(spec.unit.settings, self._records.store, self._machine.state, audit, account)
         self._units = Units(

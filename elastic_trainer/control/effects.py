@@ -49,7 +49,8 @@ class FormGeneration:
 
     Where no member has state they restore it from the first of `sources` that verifies. Only a fresh generation may
     begin without either: with what rank 0 has built, or with the state that `start_from` holds. State from before a
-    `rollback` is void, and the steps that it names update nothing.
+    `rollback` is void, and the steps that it names update nothing. `shares`: how many logical ranks each rank carries;
+    none: as even as can be.
     """
 
     token: Token
@@ -59,6 +60,7 @@ class FormGeneration:
     reason: str
     sources: tuple[SavedStep, ...] = ()
     rollback: Rollback | None = None
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, assert_never
 
 from elastic_trainer.control import (
     draining,
+    hysteresis,
     laws,
     membership,
     quorum,
@@ -21,6 +22,7 @@ from elastic_trainer.control import (
     rules,
     saving,
     scaling,
+    stragglers,
     suspicion,
 )
 from elastic_trainer.control import events as e
@@ -57,11 +59,13 @@ class Machine:
             return []
         self._now = now
         effects = self._take(event, now)
+        self.limits, more = scaling.scheduled(self.state, self.limits, now)
+        effects += more
         while self.state.phase not in ENDED:
-            more = self._next(now)
-            if more is None:
+            next_effects = self._next(now)
+            if next_effects is None:
                 break
-            effects.extend(more)
+            effects += next_effects
         return effects
 
     def _next(self, now: float) -> list[Effect] | None:
@@ -81,6 +85,9 @@ class Machine:
         times: list[float | None] = [] if is_stopping else [*gone]
         times += [state.place_until, state.form_until, state.leave_until, state.stop_until]
         times.append(suspicion.next_deadline(state, self._now))
+        times.append(hysteresis.next_deadline(state, self._now))
+        if state.phase is Phase.RUNNING:
+            times.append(stragglers.next_deadline(state, self.limits, self._now))
         if state.save is not None and (state.is_ending or not state.save.is_committing):
             times.append(state.save.until)
         times += [s.start_at for s in state.workers.values() if s.stage is Stage.FAULTY and s.start_at > self._now]
@@ -102,7 +109,7 @@ class Machine:
             case e.WorkerPlaced():
                 self._move(event.worker, Stage.PLACING, Stage.STARTING)
             case e.WorkerWarm():
-                self._warm(event, now)
+                return self._warm(event, now)
             case e.WorkerLost():
                 return membership.lost(self.state, self.limits, event, now)
             case e.NodeRefused():
@@ -113,7 +120,7 @@ class Machine:
                 if (each := self._member(event.worker, event.token)) is not None:
                     each.formed = True
             case e.GenerationJoined():
-                return self._joined(event)
+                return self._joined(event, now)
             case e.GroupLeft():
                 return self._left(event, now)
             case e.StepsDone():
@@ -174,6 +181,7 @@ class Machine:
         state.done = max((each.steps for each in event.saved), default=0)
         if event.saved:
             state.why = f"resumes after step {event.saved[-1].steps}"
+        self.limits, _ = scaling.scheduled(state, self.limits, now)
         scaling.begin(state, self.limits, now)
         effects = self._take_over(event.found, now)
         if not state.has_begun:
@@ -214,18 +222,20 @@ class Machine:
             state.stop_by = "an earlier request"
         return effects
 
-    def _warm(self, event: e.WorkerWarm, now: float) -> None:
+    def _warm(self, event: e.WorkerWarm, now: float) -> list[Effect]:
         each = self._of(event.worker)
         if each is None or each.stage not in (Stage.STARTING, Stage.PLACING) or event.attempt < each.attempt:
-            return
+            return []
         each.stage, each.attempt, each.holds = Stage.WARM, event.attempt, event.holds
         if self.state.gather_until is None and len(quorum.ready_workers(self.state)) >= self.limits.min_workers:
             self.state.gather_until = now + self.limits.gather_s
+        return hysteresis.came(self.state, self.limits, each, now)
 
-    def _joined(self, event: e.GenerationJoined) -> list[Effect]:
+    def _joined(self, event: e.GenerationJoined, now: float) -> list[Effect]:
         each, state = self._member(event.worker, event.token), self.state
         if each is None or each.stage is not Stage.JOINING:
             return []
+        each.joined_at = each.joined_at if each.has_trained else now
         each.stage, each.formed, each.holds, each.has_trained = Stage.TRAINING, True, event.steps, True
         state.done = max(state.done, event.steps)
         if not state.goes_back:

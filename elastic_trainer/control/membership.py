@@ -5,7 +5,7 @@ Pure functions over the state; they change it and return what is to be done.
 
 from __future__ import annotations
 
-from elastic_trainer.control import recovery
+from elastic_trainer.control import hysteresis, recovery
 from elastic_trainer.control.effects import AbortGeneration, Effect, EndRun, Tell
 from elastic_trainer.control.events import WorkerLost
 from elastic_trainer.control.state import MEMBER, Limits, Phase, State, WorkerState
@@ -80,6 +80,8 @@ def lost(state: State, limits: Limits, event: WorkerLost, now: float) -> list[Ef
     if each is None or each.stage is Stage.GONE:
         return []
     was_member, stage = each.stage in MEMBER, each.stage
+    if was_member:
+        hysteresis.count(state, each, now)
     each.stage, each.holds, each.formed = Stage.GONE, None, False
     delay = recovery.delay_before_restart(each.deaths, limits)
     each.deaths += 1

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_trainer.control import draining, membership, quorum, ranks, rollback, saving, scaling, suspicion
+from elastic_trainer.control import (
+    draining,
+    hysteresis,
+    membership,
+    quorum,
+    ranks,
+    rollback,
+    saving,
+    scaling,
+    stragglers,
+    suspicion,
+)
 from elastic_trainer.control.effects import (
     Effect,
     FormGeneration,
@@ -109,7 +120,7 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.token = Token(state.term, state.generation)
     if state.rolls_back and state.rollback is not None:
         state.rollback = state.rollback._replace(since=state.token)
-    chosen = draining.staying(state, limits, scaling.wanted(state, limits))
+    chosen = hysteresis.steady(state, limits, draining.staying(state, limits, scaling.wanted(state, limits)), now)
     state.group = list(ranks.assign(state.last_group, chosen, limits.max_workers))
     for worker in state.group:
         state.workers[worker.worker_id].stage = Stage.JOINING
@@ -120,10 +131,10 @@ def form(state: State, limits: Limits, now: float) -> list[Effect] | None:
     state.has_begun = True
     assert state.store is not None
     is_fresh = best is None and not sources
-    return [
-        *effects,
-        FormGeneration(state.token, tuple(state.group), state.store, is_fresh, state.why, sources, state.rollback),
-    ]
+    shares = stragglers.shares(state, limits, now)
+    group = tuple(state.group)
+    order = FormGeneration(state.token, group, state.store, is_fresh, state.why, sources, state.rollback, shares)
+    return [*effects, order]
 
 
 def stop(state: State, limits: Limits, now: float) -> list[Effect] | None:
@@ -138,7 +149,7 @@ def stop(state: State, limits: Limits, now: float) -> list[Effect] | None:
 def park(state: State, limits: Limits, now: float) -> list[Effect] | None:
     """A newcomer is let in at a step boundary."""
     room = limits.max_workers - len(state.group)
-    newcomers = quorum.newcomers(state)[: max(0, room)]
+    newcomers = hysteresis.settled(state, quorum.newcomers(state), now)[: max(0, room)]
     if quorum.untried(state, [*state.group, *newcomers]):
         return None
     if state.phase is not Phase.RUNNING or not newcomers or membership.all_done(state):
@@ -173,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     scaling.leave,
     scaling.retire,
     park,
+    stragglers.relieve,
     start_due,
 )
 

@@ -26,11 +26,21 @@ def begin(state: State, limits: Limits, now: float) -> None:
 
 def change(state: State, limits: Limits, event: ScaleRequested, now: float) -> tuple[Limits, list[Effect]]:
     """The limits from now on."""
-    changed = replace(limits, min_workers=event.least, max_workers=event.most)
+    changed = replace(limits, min_workers=event.least, max_workers=event.most, schedule=())  # it comes before that
     if changed == limits:
         return limits, []
     begin(state, changed, now)
     return changed, [Tell(f"{event.least} to {event.most} workers from now on, wanted by {event.by}")]
+
+
+def scheduled(state: State, limits: Limits, now: float) -> tuple[Limits, list[Effect]]:
+    """The limits after so many done steps."""
+    due = [most for steps, most in limits.schedule if steps <= state.done]
+    if not due or due[-1] == limits.max_workers:
+        return limits, []
+    changed = replace(limits, max_workers=due[-1])
+    begin(state, changed, now)
+    return changed, [Tell(f"at most {due[-1]} workers from step {state.done} on, by the schedule")]
 
 
 def leave(state: State, limits: Limits, now: float) -> list[Effect] | None:

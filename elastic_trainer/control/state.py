@@ -47,6 +47,10 @@ class Limits:
     coalesce_s: float = 0.05  # detectors of one fault report within some 20 ms of each other on an idle machine
     gather_s: float = 30.0  # at first start the fast wait for the slow this long; who comes later joins at a boundary
     backoff_s: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+    settle_s: tuple[float, ...] = (0.0, 0.0, 0.0, 15.0, 60.0, 300.0)  # by how often in a row a place was lost soon
+    logical_ranks: int = 0  # of the run
+    rebalances: bool = False  # slow workers get fewer of these
+    schedule: tuple[tuple[int, int], ...] = ()  # (done steps, at most so many workers from then on), in order
     stall_s: float | None = None  # how long a worker may stand still; None: learned from how long its phases take
     save_s: float = 600.0  # from the first copy until a save stands
     rollback_after: int | None = 3  # steps in a row that were not finite
@@ -64,6 +68,9 @@ class WorkerState:
     formed: bool = False
     has_trained: bool = False  # so its model is not what the task built
     deaths: int = 0  # in a row, without a step done in between
+    joined_at: float = 0.0  # when this process joined a group for the first time
+    short_stays: int = 0  # of this place, in a row
+    settled_at: float = 0.0  # before that it joins no group that can do without it
     start_at: float = 0.0  # when a process, or another try of the task in it, is due
 
 
@@ -141,6 +148,8 @@ class State:
     formed_with: tuple[int, int] = (1, 1 << 30)  # the least and the most that counted for the present generation
     hung_in_a_row: int = 0  # workers killed because they stood still, without a step done in between
     suspected: int = 0  # workers given up on suspicion, in all
+    relieved: list[Worker] = field(default_factory=list)  # slow members with fewer logical ranks
+    rebalance_at: float = 0.0  # not before that logical ranks are dealt anew
 
     @property
     def is_ending(self) -> bool:
@@ -158,6 +167,7 @@ class State:
         values = dict(found)
         values["phase"] = Phase(values["phase"])
         values["group"] = [Worker(*worker) for worker in values["group"]]
+        values["relieved"] = [Worker(*worker) for worker in values["relieved"]]
         values["last_group"] = [Worker(*worker) for worker in values["last_group"]]
         values["token"] = Token(*values["token"])
         values["saved"] = [SavedStep(*each) for each in values["saved"]]

@@ -36,6 +36,8 @@ class Seen:
     is_mute: bool = False  # it has not told where it is: something holds its interpreter, or it has no CPU
     slow_since: int | None = None  # the step since which it is much slower than the others
     is_named: bool = False  # for that
+    slowness: float = 1.0  # as long as the others it takes, when it was named
+    fast_since: int | None = None  # the step since which one that was named is so no more
     loss: tuple[int, float] = (0, 0.0)  # stays in that phase, as they were told last
 
     @classmethod

@@ -5,7 +5,7 @@ Pure: no I/O, no clock. Laws: tests/data/test_batch_plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,8 +55,13 @@ class BatchPlan:
                 yield MicroBatchPlan(step, logical_rank, index, chosen, rows)
 
 
-def range_of(rank: int, world_size: int, logical_ranks: int) -> range:
-    """The contiguous logical ranks of a data rank: as even as can be, the first ranks taking one more."""
+def range_of(rank: int, world_size: int, logical_ranks: int, shares: Sequence[int] = ()) -> range:
+    """The contiguous logical ranks of a data rank: so many as `shares` says by rank.
+
+    Without shares they are as even as can be, the first ranks taking one more.
+    """
+    if shares:
+        return range(sum(shares[:rank]), sum(shares[: rank + 1]))
     base, more = divmod(logical_ranks, world_size)
     low = rank * base + min(rank, more)
     return range(low, low + base + (rank < more))

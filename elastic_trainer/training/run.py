@@ -258,7 +258,7 @@ class Run:
         self.token = order.token
         self.rank = order.ranks.index(self.worker)
         self.world_size = len(order.ranks)
-        self.logical_ranks = range_of(self.rank, self.world_size, self.settings.plan.order.logical_ranks)
+        self.logical_ranks = range_of(self.rank, self.world_size, self.settings.plan.order.logical_ranks, order.shares)
         self.position.enter(TaskPhase.FORM, self.steps_done)
         self.backend.form(
             order.token, self.rank, self.world_size, order.store, lambda: self.mailbox.is_superseded(order.token)

@@ -91,6 +91,17 @@ def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.Cap
     assert "w1.0 on host" in named[0]
 
 
+@turn(0, 3)
+def test_a_slow_worker_gets_fewer_slices(fit: Fit) -> None:
+    scaling = {"max_workers": 3, "stragglers": "relieve"}
+    result = fit(SlowWorkerTask(worker_id=1, from_step=STEP), steps=240, scaling=scaling)
+    summary = result.summary
+    assert summary["status"] == "finished"
+    assert [each["reason"] for each in summary["generations"]][1] == "w1.0 is slow and gets fewer logical ranks"
+    assert summary["survivor_pids_unchanged"]
+    assert (summary["samples_missing"], summary["samples_repeated"], summary["steps_redone"]) == (0, 0, 0)
+
+
 @turn(1, 6)
 def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
     result = fit(SlowBuildTask(10.0), KillAt([(40, (1,))]), steps=1200)

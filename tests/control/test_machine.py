@@ -172,7 +172,9 @@ def test_many_random_histories() -> None:
 
 
 def test_deaths_at_every_step_do_not_end_a_run() -> None:
-    pretence = Pretence(Machine(Limits(1, 3, **LIMITS)), random.Random(1), last_step=100, kill_each_step=True)
+    pretence = Pretence(
+        Machine(Limits(1, 3, settle_s=(0.0,), **LIMITS)), random.Random(1), last_step=100, kill_each_step=True
+    )
     pretence.run()
 
     assert pretence.status is RunStatus.FINISHED

@@ -98,3 +98,15 @@ def test_a_stop_comes_before_any_change_of_numbers() -> None:
     cluster.take(e.StopRequested("a person"))
     assert any(isinstance(each, f.StopGeneration) for each in cluster.effects)
     assert not [each for each in scaled(cluster, 1, 1) if isinstance(each, f.ParkGeneration)]
+
+
+def test_a_schedule_sets_the_size_by_steps_and_a_command_comes_before_it() -> None:
+    cluster = Cluster(2, schedule=((0, 2), (50, 3), (80, 1)))
+    cluster.take(e.StepsDone(W[0], TOKEN, 50))
+    assert cluster.machine.limits.max_workers == 3
+    assert [each.worker for each in cluster.effects if isinstance(each, f.StartWorker)] == [W[2]]
+    told = [each.reason for each in cluster.effects if isinstance(each, f.Tell)]
+    assert told == ["at most 3 workers from step 50 on, by the schedule"]
+    cluster.take(e.ScaleRequested(1, 2, "somebody"))
+    cluster.take(e.StepsDone(W[0], TOKEN, 90))
+    assert cluster.machine.limits.max_workers == 2

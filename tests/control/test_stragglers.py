@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_trainer.control import effects as f
-from tests.control.hosts import Cluster, W
+from elastic_trainer.control import events as e
+from elastic_trainer.vocabulary import Token
+from tests.control.hosts import TOKEN, Cluster, W
 
 
 def paced(cluster: Cluster, paces: list[float], steps: int) -> list[str]:
@@ -47,3 +49,34 @@ def test_of_two_the_slower_is_named() -> None:
     told = paced(Cluster(workers=2), [0.040, 0.016], 10)
     assert len(told) == 1
     assert told[0].startswith("w0.0 on host host0 is slow")
+
+
+def test_a_slow_one_gets_fewer_logical_ranks_until_it_is_fast_again() -> None:
+    cluster = Cluster(logical_ranks=12, rebalances=True)
+    paced(cluster, [0.016, 0.017, 0.034], 10)
+    (park,) = [each for each in cluster.effects if isinstance(each, f.ParkGeneration)]
+    assert park.reason == "w2.0 is slow and gets fewer logical ranks"
+    order = leave_and_form(cluster, TOKEN)
+    assert order.ranks == (W[0], W[1], W[2])
+    assert order.shares == (5, 5, 2)
+    assert not [each for each in cluster.effects if isinstance(each, f.ParkGeneration)]
+
+    told = paced(cluster, [0.016, 0.017, 0.017], 10)
+    assert told == ["w2.0 is as fast as the others again"]
+    assert not [each for each in cluster.effects if isinstance(each, f.ParkGeneration)]  # so soon after
+    cluster.pass_time(60.0)
+    assert [each.reason for each in cluster.effects if isinstance(each, f.ParkGeneration)] == [
+        "nobody is slow any more"
+    ]
+    assert leave_and_form(cluster, order.token).shares == ()
+
+
+def leave_and_form(cluster: Cluster, token: Token) -> f.FormGeneration:
+    """Everybody leaves for the next generation and joins it."""
+    cluster.effects.clear()
+    for w in list(cluster.machine.state.group):
+        cluster.take(e.GroupLeft(w, token, e.Left.PARKED, 5))
+    (order,) = [each for each in cluster.effects if isinstance(each, f.FormGeneration)]
+    for w in order.ranks:
+        cluster.take(e.GenerationJoined(w, order.token, 5))
+    return order

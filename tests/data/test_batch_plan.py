@@ -28,6 +28,10 @@ def test_ranges_are_contiguous_even_and_complete(world: int, ranks: int) -> None
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 
 
+def test_shares_are_contiguous_in_the_order_of_ranks() -> None:
+    assert [range_of(rank, 3, 12, (5, 5, 2)) for rank in range(3)] == [range(5), range(5, 10), range(10, 12)]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("step", [0, 3, 4])  # step 4 is the short one, of 5 samples
 def test_any_world_does_the_same_micro_batches(world: int, step: int) -> None:

@@ -139,7 +139,7 @@ def test_random_losses_stops_and_planned_changes_leave_every_bit_as_it_was(seed:
     settings = settings_for(dataset, steps=500, save_every=60)
     changes = Changes(seed)
     garbage = ["partial", "nan", "zero"][seed % 3]
-    limits = Limits(1, 3, place_s=60.0, form_s=20.0, leave_s=20.0, save_s=60.0)
+    limits = Limits(1, 3, place_s=60.0, form_s=20.0, leave_s=20.0, save_s=60.0, settle_s=(0.0,))
 
     outcome = Harness(
         task, settings, workers=3, backend=NcclLike(default=Faults(garbage)), on_step=changes, limits=limits
