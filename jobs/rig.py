@@ -35,6 +35,8 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "3",
 }
+PORTS = ("--min-worker-port=20000", "--max-worker-port=20999")
+RAYLET = ("--disable-usage-stats", "--object-store-memory=100000000", *PORTS)
 ENV = {**os.environ, "RAY_AUTH_MODE": "disabled", **HEALTH}
 
 
@@ -69,6 +71,18 @@ class Host:
 
     def boot(self) -> None:
         """Switch it on and start its raylet; does not wait for that."""
+        self.switch_on()
+        folder = self._rig.folder / f"{self.index}.{uuid.uuid4().hex[:4]}"
+        common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", *RAYLET]
+        if self.index == 0:
+            which = ["--head", f"--port={GCS_PORT}", "--num-cpus=0", "--include-dashboard=false", *self._rig.head_flags]
+        else:
+            which = [f"--address={self._rig.address}", "--num-cpus=1"]
+        with open(self._rig.folder / f"{self.index}.log", "ab") as log:
+            self.ray = self.start([RAY, "start", *which, *common], stdout=log, stderr=log)
+
+    def switch_on(self) -> None:
+        """Switch it on, without a raylet."""
         # the shell is process 1 of the host: it reaps what is orphaned there, and its end is the end of all
         shell = ["bash", "-c", f"hostname {self.name}; sleep infinity & wait"]
         apart = ["unshare", "-u", "-p", "-f", "--mount-proc", "--kill-child", *shell]
@@ -76,15 +90,6 @@ class Host:
         self.had_fault = False
         self.init = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         _await(lambda: self._first_pid() is not None, 10, lambda: f"{self.name} did not come up")
-        folder = self._rig.folder / f"{self.index}.{uuid.uuid4().hex[:4]}"
-        common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", "--disable-usage-stats"]
-        common += ["--object-store-memory=100000000", "--min-worker-port=20000", "--max-worker-port=20999"]
-        if self.index == 0:
-            which = ["--head", f"--port={GCS_PORT}", "--num-cpus=0", "--include-dashboard=false"]
-        else:
-            which = [f"--address={self._rig.address}", "--num-cpus=1"]
-        with open(self._rig.folder / f"{self.index}.log", "ab") as log:
-            self.ray = self.start([RAY, "start", *which, *common], stdout=log, stderr=log)
 
     def inside(self, command: list[str]) -> list[str]:
         """A command line that runs `command` on this host."""
@@ -203,6 +208,7 @@ class Rig:
         self.folder = Path(tempfile.mkdtemp(prefix="et", dir="/tmp"))  # short: Ray's sockets lie below it
         self.environment = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self.folder}/gcs"}
         self.environment = self.environment if remembers else {}
+        self.head_flags: list[str] = []  # more for `ray start --head`
         self.hosts = [Host(self, index) for index in range(workers + 1)]
         names = " ".join([self.hub, *(host.name for host in self.hosts)])
         clean = f"for n in {names}; do ip netns pids $n | xargs -r kill -9; ip netns del $n; done"
@@ -233,11 +239,15 @@ class Rig:
 
     def start(self) -> None:
         """Switch every host on; returns when Ray has all of them."""
-        self.hosts[0].boot()
-        self._await_head()
+        self.start_head()
         for host in self.hosts[1:]:
             host.boot()
         self.await_nodes(len(self.hosts))
+
+    def start_head(self) -> None:
+        """Switch the head on alone, and wait until it can be asked."""
+        self.hosts[0].boot()
+        self._await_head()
 
     def mend(self) -> None:
         """Every host as new: those that had a fault are switched off and on."""
