@@ -69,6 +69,11 @@ class Host:
         self.ray: subprocess.Popen[bytes] | None = None
         self.had_fault = False  # since it was switched on
 
+    @property
+    def head(self) -> Host:
+        """The head of its cluster."""
+        return self._rig.hosts[0]
+
     def boot(self) -> None:
         """Switch it on and start its raylet; does not wait for that."""
         self.switch_on()

@@ -2,14 +2,17 @@
 
 Each figure is of a run of its own on hosts in namespaces (jobs/rig.py): three workers in steps of 50 ms, the longest
 time between two done steps around the event, and what of it went into which phase. It counts only if the ledger is
-exact and no step is done again.
+exact and no step is done again. Beside them, in turns, those of Ray Train 2.60 (elastic) and of torchft 0.2.0, if there
+is an interpreter that has it (recovery.py says how); `--quick` leaves the rivals out, whose figures take minutes.
 
-    sudo .venv/bin/python -m jobs.benchmarks.hosts [--quick] [--json FILE] [--only NAME]
+    sudo .venv/bin/python -m jobs.benchmarks.hosts [--quick] [--json FILE] [--only NAME] [--torchft PYTHON]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,10 +20,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -28,6 +32,8 @@ import yaml
 from elastic_trainer import Run, prepare
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.storage.object_store import ObjectStore
+from jobs.benchmarks import hosts_rivals
+from jobs.benchmarks.recovery import TORCHFT
 from jobs.benchmarks.recovery_ours import paced_steps
 from jobs.benchmarks.report import Report, median, p95
 from jobs.benchmarks.small_gpt import STEP_S, tokens_of
@@ -156,40 +162,78 @@ KINDS: dict[str, tuple[float, Callable[[Rig, Path], Pause]]] = {
     "host comes": (STEP_S + 0.1, growth),
 }
 PLANNED = ("host is taken away", "host comes")
+FAULTS: dict[str, Callable[[Host], None]] = {
+    "host loses power": Host.power_off,
+    "host is cut off": Host.cut,
+    "worker is stopped": hosts_rivals.stop_trainer,
+    "host is taken away": Host.announce_preemption,
+}
+
+
+def rivals(python: str | None) -> dict[str, Callable[[Rig, Path, str], tuple[float, int] | None]]:
+    """By name: the pause of an event and the steps done again; None when training never went on."""
+
+    def side(start: hosts_rivals.Start, join: Callable[[Path, Host], Any] | None) -> Any:
+        def measure(rig: Rig, folder: Path, kind: str) -> tuple[float, int] | None:
+            if kind in FAULTS:
+                return hosts_rivals.pause_of_fault(rig, folder, start, FAULTS[kind])
+            joins = None if join is None else functools.partial(join, folder)
+            return hosts_rivals.pause_of_new_host(rig, folder, start, joins)
+
+        return measure
+
+    found = {"Ray Train 2.60": side(hosts_rivals.ray_train, None)}
+    for name, settings in TORCHFT.items() if python is not None else ():
+        assert python is not None
+
+        def join(folder: Path, host: Host, settings: dict[str, Any] = settings) -> Any:
+            assert python is not None
+            return hosts_rivals.torchft_group(host, folder, python, settings)
+
+        found[f"torchft 0.2.0, {name}"] = side(hosts_rivals.torchft(python, settings), join)
+    return found
 
 
 def main() -> None:
     """Every kind in turns, and the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one of each instead of five")
+    parser.add_argument("--quick", action="store_true", help="one of each instead of five, and no rivals")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--only", action="append", default=[], choices=list(KINDS))
+    parser.add_argument("--repeats", type=int, default=5, help="of each when not quick")
+    parser.add_argument("--torchft", metavar="PYTHON", help="of an environment with torchft 0.2.0")
     options = parser.parse_args()
     if problem := why_not():
         sys.exit(f"no hosts can be made here: {problem}")
     kinds = {name: kind for name, kind in KINDS.items() if not options.only or name in options.only}
     found: dict[str, list[Pause]] = {name: [] for name in kinds}
+    rivals_found: dict[str, dict[str, list[float]]] = {name: {} for name in kinds}
+    others = list(rivals(options.torchft).items())
     rig = Rig(HOSTS)
     try:
         rig.start()
-        for _ in range(1 if options.quick else 5):
+        for _ in range(1 if options.quick else options.repeats):
             for name, (_, measure) in kinds.items():
-                folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-                try:
+                for rival, of_rival in {} if options.quick else others:
+                    with prepared(rig) as folder:
+                        theirs = of_rival(rig, folder, name)
+                    gap_s, lost = theirs or (hosts_rivals.WITHIN_S, 0)
+                    rivals_found[name].setdefault(rival, []).append(gap_s)
+                    said = f"{gap_s:.3f} s, {lost} steps done again" if theirs else f"never within {gap_s:g} s"
+                    print(f"{name}, {rival}: {said}", flush=True)
+                with prepared(rig) as folder:
                     np.savez(folder / "tokens.npz", tokens=tokens_of(6000, 0).numpy())
                     prepare(folder / "tokens.npz", folder / "data")
-                    found[name].append(measure(rig, folder))
-                finally:
-                    rig.end_actors()
-                    rig.mend()
-                    shutil.rmtree(folder, ignore_errors=True)
-                pause = found[name][-1]
+                    found[name].append(pause := measure(rig, folder))
                 phases = ", ".join(f"{phase} {1000 * each:.0f}" for phase, each in pause.phases_s.items())
                 print(f"{name}: {pause.gap_s:.3f} s; ms by phase: {phases}", flush=True)
     finally:
         rig.close()
     report = Report()
-    report.table("last done step to the next one", {n: [each.gap_s for each in p] for n, p in found.items()})
+    for name, pauses in found.items():
+        rows = {"ours": [each.gap_s for each in pauses], **rivals_found[name]}
+        report.table(f"{name}: last done step to the next one", rows)
+    print()
     for name, pauses in found.items():
         goal = kinds[name][0]
         beyond = [each.gap_s - _of_the_group(each) if name in PLANNED else each.gap_s for each in pauses]
@@ -197,6 +241,18 @@ def main() -> None:
         report.check(f"{what}, median", median(beyond), f"<= {goal:.2f} s", median(beyond) <= goal)
         report.raw[f"{name}, p95"] = p95(beyond)
     report.end(options.json, is_right=all(each.is_right for pauses in found.values() for each in pauses))
+
+
+@contextlib.contextmanager
+def prepared(rig: Rig) -> Iterator[Path]:
+    """A folder, and afterwards hosts as new."""
+    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+    try:
+        yield folder
+    finally:
+        rig.end_actors()
+        rig.mend()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _of_the_group(pause: Pause) -> float:

@@ -1,10 +1,10 @@
-"""How long training stands still when a worker is killed: ours beside Ray Train 2.60 and torchft 0.2.0, in turns.
+"""How long training stands still when a worker is killed or stopped: ours, Ray Train 2.60 and torchft 0.2.0, in turns.
 
-Each side trains the same small GPT with three workers in steps of 50 ms; one of the three gets SIGKILL. Measured is the
-longest time without a done step around the kill, how many done steps are done again, and how many samples. A figure of
-ours counts only if its ledger is exact and its ranks agree to the bit.
+Each side trains the same small GPT with three workers in steps of 50 ms; one of the three gets SIGKILL, or SIGSTOP.
+Measured is the longest time without a done step around that, how many done steps are done again, and how many samples.
+A figure of ours counts only if its ledger is exact and its ranks agree to the bit. Hosts are the matter of hosts.py.
 
-    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME]
+    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--event kill|stop]
 
 `--torchft` is the interpreter of an environment with torchft 0.2.0, which needs other pins than ours:
     python -m venv /tmp/torchft && /tmp/torchft/bin/pip install torchft==0.2.0 torch==2.13.0
@@ -36,6 +36,7 @@ from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.reports.record import read_record
 from elastic_trainer.resolve import order_of
 from elastic_trainer.storage.object_store import ObjectStore
+from jobs.benchmarks.marks import Mark, pause_after, read_marks
 from jobs.benchmarks.report import Report, median, p95
 
 MARK = "ELASTIC_TRAINER_BENCHMARK"
@@ -43,7 +44,8 @@ WORKERS = 3
 BATCH = 12  # samples of a step over all workers
 WARM_STEPS = 30  # before the kill
 AFTER_STEPS = 20  # after it
-START_S, RECOVER_S, END_S = 120.0, 120.0, 60.0
+START_S, RECOVER_S, END_S = 120.0, 90.0, 60.0
+EVENTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 TORCHFT: dict[str, dict[str, Any]] = {
     "default": {"lighthouse": {"min_replicas": 2}, "manager": {}, "group": {}},
     # the best that was found for steps of 50 ms on one machine
@@ -56,24 +58,19 @@ TORCHFT: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A step that a process has done."""
-
-    at: float
-    steps: int
-    rank: int
-    world: int
-    total: float | None
-    pid: int
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Of one kill."""
 
-    gap_s: float
+    gap_s: float  # RECOVER_S: it did not go on within that
     steps_lost: int
     is_right: bool
+
+
+Side = Callable[[random.Random, signal.Signals], Outcome]
+
+
+class NotSeen(SystemExit):
+    """Something that was waited for did not happen."""
 
 
 class Session:
@@ -91,20 +88,14 @@ class Session:
 
     def marks(self) -> list[Mark]:
         """All done steps so far, by time."""
-        found = []
-        for path in Path(self.folder).glob("*.marks"):
-            for line in path.read_text().split("\n")[:-1]:
-                each = json.loads(line)
-                place = (each["at"], each["steps"], each["rank"], each["world"], each["sum"])
-                found.append(Mark(*place, int(path.stem)))
-        return sorted(found, key=lambda mark: mark.at)
+        return read_marks(self.folder)
 
     def await_marks(self, holds: Callable[[list[Mark]], bool], within_s: float, what: str) -> list[Mark]:
         """The marks, once they are so; raises with the log's end when they never are."""
         deadline = time.monotonic() + within_s
         while not holds(marks := self.marks()):
             if time.monotonic() > deadline or all(process.poll() is not None for process in self.processes[-1:]):
-                raise SystemExit(f"no {what} within {within_s:g} s:\n" + Path(f"{self.folder}/log").read_text()[-2000:])
+                raise NotSeen(f"no {what} within {within_s:g} s:\n" + Path(f"{self.folder}/log").read_text()[-2000:])
             time.sleep(0.05)
         return marks
 
@@ -132,8 +123,8 @@ def session(commands: Callable[[str], list[list[str]]]) -> Iterator[Session]:
         made.close()
 
 
-def kill_one(running: Session, chooser: random.Random) -> tuple[float, int]:
-    """Kill the second worker in mid-training: the longest gap around it, and the done steps that were done again."""
+def strike(running: Session, chooser: random.Random, how: signal.Signals) -> tuple[float, int]:
+    """Signal the second worker in mid-training: the longest gap around it, and the done steps that were done again."""
     full = lambda marks: [mark for mark in marks if mark.world == WORKERS]  # noqa: E731
     running.await_marks(
         lambda marks: len({m.pid for m in full(marks)}) >= WORKERS and max(m.steps for m in full(marks)) >= WARM_STEPS,
@@ -143,20 +134,16 @@ def kill_one(running: Session, chooser: random.Random) -> tuple[float, int]:
     time.sleep(chooser.uniform(0.0, 0.3))
     victim = next(mark.pid for mark in reversed(running.marks()) if mark.rank == 1)
     at = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    marks = running.await_marks(
-        lambda marks: len({m.steps for m in marks if m.at > at and m.pid != victim}) >= AFTER_STEPS,
-        RECOVER_S,
-        "steps after the kill",
-    )
-    others = [mark for mark in marks if mark.pid != victim]
-    times = [mark.at for mark in others]
-    first = next(i for i, moment in enumerate(times) if moment > at)
-    # a step that was nearly done may still be done after the kill: the gap is the longest of the first few
-    last = min(len(times) - 1, first + 2 * WORKERS)
-    place = max(range(first, last + 1), key=lambda i: times[i] - times[i - 1])
-    before = max(mark.steps for mark in others[:place])
-    return times[place] - times[place - 1], max(0, before - (others[place].steps - 1))
+    os.kill(victim, how)
+    try:
+        marks = running.await_marks(
+            lambda marks: len({m.steps for m in marks if m.at > at and m.pid != victim}) >= AFTER_STEPS,
+            RECOVER_S,
+            "steps after the signal",
+        )
+    except NotSeen:
+        return RECOVER_S, 0
+    return pause_after([mark for mark in marks if mark.pid != victim], at)
 
 
 def agree(marks: list[Mark]) -> bool:
@@ -168,10 +155,10 @@ def agree(marks: list[Mark]) -> bool:
     return bool(sums) and all(len(found) == 1 for found in sums.values())
 
 
-def ours(chooser: random.Random) -> Outcome:
+def ours(chooser: random.Random, how: signal.Signals) -> Outcome:
     """The run is stopped, saved, and its ledger recomputed."""
     with session(lambda folder: [[sys.executable, "-m", "jobs.benchmarks.recovery_ours", folder]]) as running:
-        gap, lost = kill_one(running, chooser)
+        gap, lost = strike(running, chooser, how)
         marks = running.marks()
         running.processes[0].send_signal(signal.SIGTERM)
         running.processes[0].wait(END_S)
@@ -183,13 +170,13 @@ def ours(chooser: random.Random) -> Outcome:
         return Outcome(gap, lost, is_right)
 
 
-def ray_train(chooser: random.Random) -> Outcome:
+def ray_train(chooser: random.Random, how: signal.Signals) -> Outcome:
     """Comes back from its last checkpoint."""
     with session(lambda folder: [[sys.executable, "-m", "jobs.benchmarks.recovery_raytrain", folder]]) as running:
-        return Outcome(*kill_one(running, chooser), is_right=True)
+        return Outcome(*strike(running, chooser, how), is_right=True)
 
 
-def torchft(python: str, settings: dict[str, Any]) -> Callable[[random.Random], Outcome]:
+def torchft(python: str, settings: dict[str, Any]) -> Side:
     """Three replica groups and a lighthouse."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -204,9 +191,9 @@ def torchft(python: str, settings: dict[str, Any]) -> Callable[[random.Random], 
         groups = [[python, script, folder, str(number), address, json.dumps(own)] for number in range(WORKERS)]
         return [lighthouse, *groups]
 
-    def measure(chooser: random.Random) -> Outcome:
+    def measure(chooser: random.Random, how: signal.Signals) -> Outcome:
         with session(commands) as running:
-            return Outcome(*kill_one(running, chooser), is_right=True)
+            return Outcome(*strike(running, chooser, how), is_right=True)
 
     return measure
 
@@ -214,46 +201,59 @@ def torchft(python: str, settings: dict[str, Any]) -> Callable[[random.Random], 
 def main() -> None:
     """Run the sides in turns and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two kills a side instead of five")
+    parser.add_argument("--quick", action="store_true", help="two of each instead of five, and rivals are only killed")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--torchft", metavar="PYTHON", help="of an environment with torchft 0.2.0")
     parser.add_argument("--only", action="append", default=[], help="of the sides, e.g. ours")
+    parser.add_argument("--event", action="append", default=[], choices=list(EVENTS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    sides: dict[str, Callable[[random.Random], Outcome]] = {"ours": ours, "Ray Train 2.60": ray_train}
+    sides: dict[str, Side] = {"ours": ours, "Ray Train 2.60": ray_train}
     if options.torchft:
         sides |= {f"torchft 0.2.0, {name}": torchft(options.torchft, found) for name, found in TORCHFT.items()}
     else:
         print("torchft is left out: name an interpreter that has it with --torchft")
     sides = {name: side for name, side in sides.items() if not options.only or name in options.only}
-    found: dict[str, list[Outcome]] = {name: [] for name in sides}
-    chooser = random.Random(options.seed)
-    for repeat in range(2 if options.quick else 5):
-        for name in chooser.sample(list(sides), len(sides)):
-            found[name].append(sides[name](chooser))
-            each = found[name][-1]
-            print(f"{name}, kill {repeat + 1}: {each.gap_s:.3f} s, {each.steps_lost} steps done again", flush=True)
-    report = Report()
-    gaps = {name: [each.gap_s for each in outcomes] for name, outcomes in found.items()}
-    report.table("last done step to the next one", gaps)
-    report.table(
-        "done steps that are done again", {n: [each.steps_lost for each in o] for n, o in found.items()}, unit="steps"
-    )
-    again = {name: [each.steps_lost * BATCH for each in outcomes] for name, outcomes in found.items()}
-    report.table("samples that are trained again", again, unit="")
-    is_right = all(each.is_right for outcomes in found.values() for each in outcomes)
-    print()
-    if "ours" in gaps:
-        mine = gaps["ours"]
-        report.check("recovery, median", median(mine), "<= 0.25 s", median(mine) <= 0.25)
-        report.check("recovery, p95", p95(mine), "<= 0.5 s", p95(mine) <= 0.5)
-        for name in gaps:
-            if name != "ours":
-                ratio = median(gaps[name]) / median(mine)
-                report.check(f"{name} / ours, median", ratio, "> 1", ratio > 1)
+    chooser, report, is_right = random.Random(options.seed), Report(), True
+    for event in options.event or EVENTS:
+        taking_part = {n: s for n, s in sides.items() if n == "ours" or event == "kill" or not options.quick}
+        found: dict[str, list[Outcome]] = {name: [] for name in taking_part}
+        for repeat in range(2 if options.quick else 5):
+            for name in chooser.sample(list(taking_part), len(taking_part)):
+                found[name].append(each := taking_part[name](chooser, EVENTS[event]))
+                gap = f"{each.gap_s:.3f} s" if each.gap_s < RECOVER_S else f"did not go on within {RECOVER_S:g} s"
+                print(f"{name}, {event} {repeat + 1}: {gap}, {each.steps_lost} steps done again", flush=True)
+        _tell(report, event, found)
+        is_right = is_right and all(each.is_right for outcomes in found.values() for each in outcomes)
     if not is_right:
         print("WRONG: a ledger is not exact, or ranks disagree")
     report.end(options.json, is_right=is_right)
+
+
+def _tell(report: Report, event: str, found: dict[str, list[Outcome]]) -> None:
+    gaps = {name: [each.gap_s for each in outcomes] for name, outcomes in found.items()}
+    lost = {name: [each.steps_lost for each in outcomes] for name, outcomes in found.items()}
+    report.table(f"{event}: last done step to the next one", gaps)
+    report.table(f"{event}: done steps that are done again", lost, unit="steps")
+    again = {name: [steps * BATCH for steps in each] for name, each in lost.items()}
+    report.table(f"{event}: samples that are trained again", again, unit="")
+    print()
+    if "ours" not in gaps:
+        return
+    mine = gaps["ours"]
+    if event == "kill":
+        report.check("kill, median", median(mine), "<= 0.25 s", median(mine) <= 0.25)
+        report.check("kill, p95", p95(mine), "<= 0.5 s", p95(mine) <= 0.5)
+    else:
+        report.check("stop, p95", p95(mine), "<= 1.5 s", p95(mine) <= 1.5)
+    report.check(f"{event}, steps lost", sum(lost["ours"]), "0", sum(lost["ours"]) == 0)
+    for name in gaps:
+        if name != "ours":
+            ratio = median(gaps[name]) / median(mine)
+            report.check(f"{event}, {name} / ours, median", ratio, "> 1", ratio > 1)
+            if "tuned" in name and event == "kill":
+                worst = max(gaps[name]) / max(mine)
+                report.check(f"{event}, {name} / ours, longest", worst, ">= 2", worst >= 2)
 
 
 if __name__ == "__main__":

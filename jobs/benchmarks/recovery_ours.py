@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from elastic_trainer import DataConfig, ElasticTrainer, JobConfig, Run, ScalingConfig, prepare
-from jobs.benchmarks.small_gpt import Marks, SmallGPT, fill_up, loss_of, tokens_of
+from jobs.benchmarks.marks import Marks
+from jobs.benchmarks.small_gpt import SmallGPT, fill_up, loss_of, tokens_of
 
 
 def paced_steps(run: Run) -> Iterator[tuple[int, torch.nn.Module]]:

@@ -1,7 +1,11 @@
-"""A session of Ray Train 2.60 for `recovery.py`: three workers, a checkpoint every 50 steps, restarts without end."""
+"""A session of Ray Train 2.60 for `recovery.py` and `hosts.py`: a checkpoint every 50 steps, restarts without end.
+
+On one machine it has three workers; in the cluster of a given address two to three, with a CPU each, elastically.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -18,7 +22,8 @@ def train(config: dict[str, Any]) -> None:
     import torch
 
     sys.path.insert(0, config["root"])
-    from jobs.benchmarks.small_gpt import Marks, SmallGPT, fill_up, loss_of, tokens_of
+    from jobs.benchmarks.marks import Marks
+    from jobs.benchmarks.small_gpt import SmallGPT, fill_up, loss_of, tokens_of
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -53,8 +58,8 @@ def train(config: dict[str, Any]) -> None:
                 ray.train.report({"steps": steps}, checkpoint=saved)
 
 
-def main(folder: str) -> None:
-    """Train in `folder` until killed."""
+def main(folder: str, address: str = "") -> None:
+    """Train in `folder` until killed, in a cluster of its own or in that of `address`."""
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -62,16 +67,22 @@ def main(folder: str) -> None:
 
     from elastic_trainer.cluster.local import LocalCluster
 
-    with LocalCluster(cpus_per_node=3):
-        assert ray.is_initialized()
+    with contextlib.ExitStack() as stack:
+        if address:
+            ray.init(address=address)
+            scaling = ScalingConfig(num_workers=(2, 3), resources_per_worker={"CPU": 1})
+        else:
+            stack.enter_context(LocalCluster(cpus_per_node=3))
+            assert ray.is_initialized()
+            scaling = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 0.5})
         TorchTrainer(
             train,
             train_loop_config={"folder": folder, "root": os.getcwd()},
-            scaling_config=ScalingConfig(num_workers=3, resources_per_worker={"CPU": 0.5}),
+            scaling_config=scaling,
             torch_config=TorchConfig(backend="gloo"),
             run_config=RunConfig(name="run", storage_path=folder, failure_config=FailureConfig(max_failures=-1)),
         ).fit()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

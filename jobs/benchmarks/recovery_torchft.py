@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from jobs.benchmarks.small_gpt import Marks, SmallGPT, fill_up, loss_of, tokens_of
+from jobs.benchmarks.marks import Marks
+from jobs.benchmarks.small_gpt import SmallGPT, fill_up, loss_of, tokens_of
 
 
 def reduce_bucket(manager, bucket):  # type: ignore[no-untyped-def]  # torch refuses other annotations than its own
@@ -30,12 +31,12 @@ def reduce_bucket(manager, bucket):  # type: ignore[no-untyped-def]  # torch ref
     return future
 
 
-def main(folder: str, number: int, lighthouse: str, settings: dict[str, Any]) -> None:
-    """Train in `folder` until killed."""
+def main(folder: str, number: int, lighthouse: str, settings: dict[str, Any], address: str = "127.0.0.1") -> None:
+    """Train in `folder` until killed; `address` is this host's."""
     torch.set_num_threads(1)
     torch.manual_seed(number)
     model = SmallGPT()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
     optimizer: Any = None
 
     def load(state: dict[str, Any]) -> None:
@@ -51,12 +52,12 @@ def main(folder: str, number: int, lighthouse: str, settings: dict[str, Any]) ->
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         replica_id=f"group{number}",
-        store_addr="127.0.0.1",
+        store_addr=address,
         store_port=store.port,
         rank=0,
         world_size=1,
         lighthouse_addr=lighthouse,
-        hostname="127.0.0.1",
+        hostname=address,
         **times(settings["manager"]),
     )
     DistributedDataParallel._comm_hook = staticmethod(reduce_bucket)
@@ -77,4 +78,4 @@ def main(folder: str, number: int, lighthouse: str, settings: dict[str, Any]) ->
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]), *sys.argv[5:])

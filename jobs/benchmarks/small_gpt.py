@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -58,23 +55,6 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def tokens_of(rows: int, seed: int) -> torch.Tensor:
     """Random tokens: int64, (rows, TOKENS + 1)."""
     return torch.randint(0, VOCABULARY, (rows, TOKENS + 1), generator=torch.Generator().manual_seed(seed))
-
-
-class Marks:
-    """Appends a line for each done step of this process to `<folder>/<pid>.marks`."""
-
-    def __init__(self, folder: str) -> None:
-        path = Path(folder) / f"{os.getpid()}.marks"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def done(self, steps: int, rank: int, world: int, model: nn.Module) -> None:
-        """`steps` are done; each tenth time with a sum over the parameters, which must be alike on all ranks."""
-        total = None
-        if steps % 10 == 0:
-            with torch.no_grad():
-                total = float(sum(p.sum(dtype=torch.float64) for p in model.parameters()))
-        line = {"at": time.monotonic(), "steps": steps, "rank": rank, "world": world, "sum": total}
-        os.write(self._file, (json.dumps(line) + "\n").encode())
 
 
 def fill_up(began: float) -> None:
