@@ -70,10 +70,10 @@ class ScalingConfig(_Section):
         description="A worker that takes 1.8 times as long as the others for a micro-batch, five steps in a row, is "
         "named; relieve: it also gets fewer logical ranks, in proportion, until it is as fast as the others again.",
     )
-    schedule: dict[int, Positive] = Field(
-        {},
-        description="At most so many workers from so many done steps on, such as {0: 2, 1000: 6}; between min_workers "
-        "and max_workers. `elastic-trainer scale` comes before it.",
+    schedule: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
+        [],
+        description="At most so many workers from so many done steps on, such as [[0, 2], [1000, 6]]; from min_workers "
+        "to max_workers. `elastic-trainer scale` comes before it.",
     )
     resources_per_worker: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {"CPU": 1.0}, description="What Ray reserves for each worker, such as {CPU: 2} or {CPU: 0.5}."
@@ -243,11 +243,11 @@ class JobConfig(_Section):
             f"scaling.resources_per_worker has GPU: {gpus:g}, and a worker holds one GPU whole: NCCL takes one process "
             "for each. Use GPU: 1, or leave it out.",
         )
-        for step, workers in self.scaling.schedule.items():
+        for step, workers in self.scaling.schedule:
             _require(
                 low <= workers <= (high or workers) and step >= 0,
-                f"scaling.schedule has {step}: {workers}, outside of min_workers = {low} to max_workers = {high}, or "
-                "before step 0. Choose a number between them.",
+                f"scaling.schedule has [{step}, {workers}]: a number of workers below scaling.min_workers = {low} or "
+                f"above scaling.max_workers{'' if high is None else f' = {high}'}, or a step before 0.",
             )
         _check_places(self)
         _check_evaluation(self)

@@ -78,6 +78,7 @@ def resolve(
         ConfigError: The data and the job contradict each other.
     """
     most = config.scaling.max_workers or max(config.scaling.min_workers, fits - config.scaling.spares, 1)
+    most = max([most, *(workers for _, workers in config.scaling.schedule)])
     batch = config.global_batch
     if config.scaling.max_workers is None:
         most = min(most, config.logical_ranks or batch // (config.micro_batch or 1))
@@ -128,7 +129,7 @@ def resolve(
         stall_s=config.timeouts.stall_s,
         logical_ranks=ranks,
         rebalances=config.scaling.stragglers == "relieve",
-        schedule=tuple(sorted(config.scaling.schedule.items())),
+        schedule=tuple(sorted((step, min(workers, most)) for step, workers in config.scaling.schedule)),
     )
     scaling = config.scaling.model_copy(update={"max_workers": most})
     filled = config.model_copy(update={"micro_batch": micro, "logical_ranks": ranks, "scaling": scaling})

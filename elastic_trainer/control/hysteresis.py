@@ -23,6 +23,8 @@ def count(state: State, each: WorkerState, now: float) -> None:
 
 def came(state: State, limits: Limits, each: WorkerState, now: float) -> list[Effect]:
     """A worker is ready; from when on it may join."""
+    if each.has_trained and now - each.joined_at >= SHORT_S * len(state.group):
+        each.short_stays = 0
     each.settled_at = now + limits.settle_s[min(each.short_stays, len(limits.settle_s) - 1)]
     if each.settled_at <= now:
         return []

@@ -211,9 +211,13 @@ def _stopped(state: State, limits: Limits, now: float) -> list[Effect]:
 def _standing(state: State, limits: Limits, now: float) -> list[Effect]:
     if state.phase not in (Phase.RUNNING, Phase.PARKING, Phase.ABORTING, Phase.STOPPING):
         return []
-    for seen in _living(state):
+    training = [s for s in _living(state) if membership.stage_of(state, s.worker) is Stage.TRAINING]
+    last = min((seen.where.steps for seen in training if seen.where is not None), default=0)
+    for seen in training:
+        if seen.where is not None and seen.where.steps > last:
+            continue  # where a device computes, the host of one that is a step ahead may wait for those behind
         budget = budget_s(seen, limits)
-        if budget is None or membership.stage_of(state, seen.worker) is not Stage.TRAINING:
+        if budget is None:
             continue
         if not _is_heard(state, seen, now):  # nothing is known of it, and that is another matter
             continue

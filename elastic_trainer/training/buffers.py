@@ -179,7 +179,7 @@ class LogicalBuffers:
             return
         chosen = [self._buffers[index] for index in sorted(self._reduced)]
         # flat: (all elements of the changes, then one: the visits of logical ranks with rows)
-        visits_here = torch.tensor([self._visits], dtype=torch.float64, device=chosen[0].start.device)
+        visits_here = torch.full((1,), float(self._visits), dtype=torch.float64, device=chosen[0].start.device)
         flat = torch.cat([b.change.reshape(-1) for b in chosen] + [visits_here])
         self._backend.all_reduce(flat).wait()
         visits, offset = flat[-1], 0

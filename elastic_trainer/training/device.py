@@ -46,6 +46,9 @@ class Device(Protocol):
     def fetch(self, tensor: torch.Tensor) -> Fetched:
         """A copy of what `tensor` will be when the device has come so far; stops neither of them."""
 
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A small tensor of the host on the device; does not wait for what that has to do before."""
+
     def synchronize(self) -> None:
         """Until the device has done all that it was given.
 
@@ -80,6 +83,10 @@ class Host:
         """See `Device.fetch`."""
         return _AtOnce(tensor)
 
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Device.upload`."""
+        return tensor
+
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
 
@@ -112,6 +119,10 @@ class Gpu:
     def fetch(self, tensor: torch.Tensor) -> Fetched:
         """See `Device.fetch`."""
         return _OnItsWay(tensor)
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Device.upload`."""
+        return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""

@@ -54,10 +54,6 @@ def work(
             run.close()
         if not _await_another_try(mailbox):
             return
-        if is_lost(backend.device):
-            # what a process can have of the device is over; the controller knows the error by now
-            print(f"worker {worker} ends, its device fails for good in this process", file=sys.stderr, flush=True)
-            os._exit(EXIT_DEVICE_LOST)
         attempt += 1
 
 
@@ -82,7 +78,14 @@ def _report(error: BaseException, run: Run) -> CarriedState | None:
     frames, error.__traceback__ = error.__traceback__, None
     if frames is not None:
         traceback.clear_frames(frames)
-    carried = None if is_lost(run.backend.device) else run.carry()
+    if is_lost(run.backend.device):
+        token = run.token if run.is_in_group else None
+        run.mailbox.report(TaskFailed(run.worker, run.attempt, token, run.steps_done, None, failure))
+        _await_another_try(run.mailbox)  # so the controller knows the error
+        # what this process can have of the device is over, and freeing it may not return
+        print(f"worker {run.worker} ends, its device fails for good in this process", file=sys.stderr, flush=True)
+        os._exit(EXIT_DEVICE_LOST)
+    carried = run.carry()
     steps, holds = run.steps_done, carried.steps if carried else None
     run.close()
     run.mailbox.report(TaskFailed(run.worker, run.attempt, token, steps, holds, failure))

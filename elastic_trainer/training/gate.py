@@ -1,15 +1,17 @@
 """Whether a step is complete, decided on the device: for devices that run behind the host.
 
 After an abort what is queued on a device goes on, with garbage in the place of what did not arrive. So behind the last
-collective of a step goes one more element, on the same communicator: its sum is the number of ranks only where every
-rank came so far and everything before it arrived. The update of the step depends on it, and so does the count of done
-steps that lies on the device.
+collective of a step goes one more element, on the same communicator. Every rank sends the same number, another one in
+each step, so that the sum is what it must be only where every rank came so far and everything before it arrived: half a
+sum, or what is left of an earlier step in some buffer, is something else. The update of the step depends on it, and so
+does the count of done steps that lies on the device.
 """
 
 from __future__ import annotations
 
 import torch
 
+from elastic_trainer.errors import CollectiveFailed
 from elastic_trainer.training.process_group import Pending, ProcessGroupBackend
 
 
@@ -34,14 +36,22 @@ class Gate:
         self.count = torch.tensor([steps], dtype=torch.float64, device=device)
         self.is_open = True
         self._work: Pending | None = None
+        self._expected = 0.0
 
     def close(self) -> None:
         """Decide on the host from now on: the task changes state behind the update, where no verdict reaches it."""
         self.is_open = False
 
-    def launch(self) -> None:
-        """Send the element, behind all other collectives of the step."""
-        self._arrived.fill_(1.0)  # what is left of the last step, or half a sum, is not the number of ranks
+    def launch(self, step: int) -> None:
+        """Send the element, behind all other collectives of the step.
+
+        A rank on which the step before is not complete has computed with other weights than it should have, which only
+        its device knows: what it sends makes the step incomplete everywhere.
+        """
+        number = float(step + 1)  # exact, and so are its multiples
+        self._expected = self._world_size * number
+        self._arrived.fill_(number)
+        self._arrived.masked_fill_(self.count != float(step), float("nan"))
         self._work = self._backend.all_reduce(self._arrived)
 
     def verdict(self) -> torch.Tensor:
@@ -49,7 +59,7 @@ class Gate:
         assert self._work is not None
         self._work.wait()
         self._work = None
-        return self._arrived == float(self._world_size)
+        return self._arrived == self._expected
 
     def confirm(self) -> None:
         """Wait on the host until everything has arrived.
@@ -60,3 +70,5 @@ class Gate:
         assert self._work is not None
         self._work.wait_on_host()
         self._work = None
+        if float(self._arrived) != self._expected:
+            raise CollectiveFailed("a collective ended without having arrived: a peer has given up")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_trainer.errors import CollectiveFailed
+from elastic_trainer.errors import CollectiveFailed, TaskError
 
 if TYPE_CHECKING:
     from elastic_trainer.training.held_state import HeldState
@@ -21,10 +21,12 @@ class GivenOut:
 
     Args:
         complete: Called with each one that turns out to be done.
+        bound_s: Of the wait for one of them; faults are told by orders long before.
     """
 
-    def __init__(self, complete: Callable[[Step], None]) -> None:
+    def __init__(self, complete: Callable[[Step], None], bound_s: float) -> None:
         self._complete = complete
+        self._bound_s = bound_s
         self._steps: deque[Step] = deque()
 
     def __len__(self) -> int:
@@ -43,9 +45,11 @@ class GivenOut:
             CollectiveFailed: One of them is not complete here.
         """
         while len(self._steps) > most:
-            step = self._steps[0]
+            step, deadline = self._steps[0], time.monotonic() + self._bound_s
             while not step.has_arrived:
                 check()
+                if time.monotonic() > deadline:
+                    raise CollectiveFailed(f"the device did not come to the end of step {step.number} in time")
                 time.sleep(LOOK_S)
             if not step.settle():
                 raise CollectiveFailed(f"step {step.number} did not arrive whole")
@@ -56,8 +60,22 @@ class GivenOut:
         while self._steps and self._steps[0].has_arrived and self._steps[0].settle():
             self._complete(self._steps.popleft())
 
+    def mix(self) -> None:
+        """The task has changed state behind the update of the newest one."""
+        if self._steps:
+            self._steps[-1].is_mixed = True
+
     def give_up(self, held: HeldState) -> None:
-        """Those left are not done, now that the device has come to their ends: what the host changed goes back."""
+        """Take those as done that the device has done, now that it has come to all their ends; the others are not.
+
+        What the host changed for these goes back.
+        """
+        try:
+            self.settle_arrived()
+        except TaskError:
+            pass  # the step without weight: it updated nothing, and nothing behind it did
+        except AssertionError:
+            held.lose()
         if not self._steps:
             return
         held.registered.restore_host_part(self._steps[0].host_part)

@@ -13,9 +13,14 @@ KEPT = 64  # stays of each phase: some ten steps, so that what was slow once doe
 
 
 class Position:
-    """Written by the main thread, read by others; every stay is counted, so standing still can be told from work."""
+    """Written by the main thread, read by others; every stay is counted, so standing still can be told from work.
+
+    Attributes:
+        has_pace: Whether the time of forward and backward is that of their computation: not where a device does it.
+    """
 
     def __init__(self) -> None:
+        self.has_pace = True
         self._phase = TaskPhase.BUILD
         self._steps = 0
         self._mark = 0
@@ -42,5 +47,5 @@ class Position:
         phase = self._phase
         ended = list(self._stays.get(phase, ()))
         losses = list(self._stays.get(TaskPhase.LOSS, ()))[-PACE_OVER:]
-        pace_s = median(losses) if len(losses) == PACE_OVER else 0.0
+        pace_s = median(losses) if self.has_pace and len(losses) == PACE_OVER else 0.0
         return Whereabouts(phase, self._steps, self._mark, len(ended), max(ended, default=0.0), pace_s)

@@ -93,7 +93,7 @@ class _Bucket:
         if all(self.used):
             self.flags.fill_(1.0)  # a tenth of what making a tensor of a list takes
         else:
-            self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype))
+            self.flags.copy_(torch.tensor(self.used, dtype=self.flat.dtype), non_blocking=True)
 
     def check_arrived(self) -> None:
         """Nobody may have touched the gradients while they were on their way."""
@@ -122,7 +122,8 @@ class Reducer:
             (p, self._hook(bucket, index)) for bucket in self._buckets for index, p in enumerate(bucket.parameters)
         ]
         self._registered: list[RemovableHandle] = []
-        self.has_updated = False  # an optimizer has stepped by these gradients
+        self.has_updated = False  # an optimizer has stepped by gradients of all of these parameters
+        self.is_precise = all(p.dtype in (torch.float32, torch.float64) for p in self._parameters)
         self.zero()
 
     def fits(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -94,6 +94,7 @@ class Run:
         self.saver = saver
         self.attempt = attempt
         self.position = mailbox.position
+        self.position.has_pace = backend.device.ahead == 0
         self.position.enter(TaskPhase.BUILD)
         self.device = backend.device.torch_device
         self.rank = 0
@@ -110,7 +111,9 @@ class Run:
         self.left_out: frozenset[int] = frozenset()  # steps that update nothing, since the run went back for them
         self.gate: Gate | None = None  # where the device runs behind the host
         self.on_done: Callable[[Step], None] | None = None
-        self._given_out = GivenOut(self._complete)
+        self.given_out = GivenOut(self._complete, settings.collective_s)
+        self._is_judged_here = False  # the task changes state behind updates, where no verdict of the device reaches it
+        self._versions: int | None = None  # of the registered tensors when the last step ended
         self._undecided: deque[tuple[int, Rider]] = deque()  # what ranks said in steps that the host knows of
         self._last_done_at = 0.0
         self._leaves: Left | None = None  # what the ranks agreed on
@@ -265,6 +268,7 @@ class Run:
         )
         self.is_in_group = True
         self._leaves = None
+        self.saver.forget_agreement()
         self.left_out = frozenset(order.rollback.skipped) if order.rollback is not None else frozenset()
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
@@ -274,11 +278,14 @@ class Run:
         )
         if self.backend.device.ahead > 0:
             self.gate = Gate(self.backend, self.world_size, self.steps_done)
+            self._versions = None
+            if self._is_judged_here:
+                self.gate.close()
         self.mailbox.report(GenerationJoined(self.worker, self.token, self.steps_done, os.getpid()))
 
     def _generation(self, evaluate_batch: Evaluate | None, overlap: bool) -> Iterator[Step]:
         self._evaluate_if_due(evaluate_batch)
-        while (number := self.steps_done + len(self._given_out)) < self.settings.steps:
+        while (number := self.steps_done + len(self.given_out)) < self.settings.steps:
             self.raise_if_aborted()
             step = Step(self, number, overlap=overlap)
             yield step
@@ -293,7 +300,7 @@ class Run:
             if self.saver.is_agreed:
                 self.position.enter(TaskPhase.SAVE)
                 self.saver.save(self.held.registered, self._place())
-            self.position.enter(TaskPhase.BETWEEN, self.steps_done)
+            self.position.enter(TaskPhase.BETWEEN, step.number + 1)
             if self._leaves is not None:
                 return self._leave(self._leaves, "")
         self.position.enter(TaskPhase.SAVE)
@@ -311,11 +318,26 @@ class Run:
             raise CollectiveFailed(step.left_because)
         raise StepAborted(self.mailbox.abort_reason)
 
+    def sees_change(self, versions: int | None = None) -> bool:
+        """Whether the task has changed what is registered since then: from now on steps are judged on the host.
+
+        `versions`: of the tensors, behind the update; None: when the last step ended.
+        """
+        if self.gate is None:
+            return False
+        before = self._versions if versions is None else versions
+        self._versions = self.held.registered.versions()
+        has_changed = before is not None and before != self._versions
+        if has_changed:
+            self._is_judged_here = True
+            self.gate.close()
+        return has_changed
+
     def give_out(self, step: Step) -> None:
         """The host is through with this step; it is done when the device is."""
         self.held.end_update()
         self.buffers.end()
-        self._given_out.add(step)
+        self.given_out.add(step)
 
     def _come_to_boundary(self, step: Step, evaluates: bool) -> None:
         """Do after this step what the ranks agreed on, in the same step on every rank.
@@ -341,9 +363,9 @@ class Run:
             self._leaves = None  # all is done
 
     def _settle(self, most: int) -> None:
-        if len(self._given_out) > most:
+        if len(self.given_out) > most:
             self.position.enter(TaskPhase.REDUCE)
-            self._given_out.settle(most, self._raise_if_broken)
+            self.given_out.settle(most, self._raise_if_broken)
 
     def _raise_if_broken(self) -> None:
         self.raise_if_aborted()
@@ -394,6 +416,7 @@ class Run:
             return
         values = evaluate(self, self._evaluation_reader, self.held.registered.modules(), evaluate_batch)
         self.held.evaluated_at = self.steps_done
+        self._versions = None  # it resets buffers
         self.mailbox.record(EvaluationLine(self.steps_done, self.token, values))
 
     def note(self, text: str) -> None:
@@ -422,8 +445,7 @@ class Run:
     def _undo(self) -> None:
         """Take back what unfinished steps changed; where the device runs behind the host, the group is aborted."""
         self.backend.device.synchronize()
-        self._given_out.settle_arrived()
-        self._given_out.give_up(self.held)
+        self.given_out.give_up(self.held)
         self._undecided.clear()
         for reducer in self.reducers.values():
             reducer.abandon()

@@ -89,6 +89,10 @@ class Saver:
         self._was_late = total.save > 0 and total.busy > 0
         return waits
 
+    def forget_agreement(self) -> None:
+        """What a generation agreed on and did not come to is due still, and the next one agrees on it anew."""
+        self._is_agreed = False
+
     @property
     def is_agreed(self) -> bool:
         """Whether the ranks agreed to save after this step."""

@@ -58,7 +58,10 @@ class RegisteredState:
     def lies_on_device(self) -> bool:
         """Whether all that a step changes are tensors of models and optimizers, but for what `host_part` has."""
         known = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
-        return all(isinstance(part, known) for part in self.parts.values())
+        trained = {id(p) for each in self.optimizers() for group in each.param_groups for p in group["params"]}
+        # a model that no optimizer trains is an average, say, which the task updates by itself
+        are_trained = all(any(id(p) in trained for p in module.parameters()) for module in self.modules())
+        return are_trained and all(isinstance(part, known) for part in self.parts.values())
 
     def host_part(self) -> dict[str, Any]:
         """What a step changes on the host, in memory of its own: schedules, and the optimizers' options."""

@@ -128,6 +128,7 @@ class Step:
                 f"step {self.number} consumed {self._consumed} of {len(self._work.planned)} micro-batches before "
                 "step.apply(). Go through all of them: for batch in step: ..."
             )
+        run.position.enter(TaskPhase.REDUCE)  # the device may be behind, and wait for others
         reducer.launch()
         self._launch_rider()
         if len(run.reducers) == 1 and self.number + 1 < run.settings.steps:
@@ -159,7 +160,7 @@ class Step:
         run.buffers.reduce()
         reducer.wait()
         if run.gate is not None:
-            run.gate.launch()
+            run.gate.launch(self.number)
             run.gate.confirm()
         run.position.enter(TaskPhase.APPLY)
         # from here on the step is whole on this rank: no collective of it is left
@@ -168,22 +169,23 @@ class Step:
             run.held.begin_update()
             run.buffers.commit()
             optimizer.step()
-            reducer.has_updated = True
+            reducer.has_updated = reducer.has_updated or reducer.uses_everything
         if self.applies == 0:
             self.total = total
-            if run.gate is not None:
-                run.gate.count.add_(1)
 
     def _can_be_judged_there(self, gate: Gate, optimizer: torch.optim.Optimizer, reducer: Reducer) -> bool:
         """Whether this step's update can depend on what the device finds; each rank decides for itself.
 
-        Not before the optimizer has made its state: a fused one whose first step is left out keeps what lay in memory.
+        Not before the optimizer has made all of its state: a fused one whose first step is left out keeps what lay in
+        memory. Nor with parameters of low precision, where a scale on the device would be rounded as they are.
         """
         run = self._run
         return (
             gate.is_open
             and len(run.reducers) == 1
             and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and all(group.get("fused") for group in optimizer.param_groups)  # as loaded, whatever it was made with
+            and reducer.is_precise
             and run.held.registered.lies_on_device
             and run.buffers.are_agreed
             and reducer.has_updated
@@ -196,13 +198,16 @@ class Step:
         run = self._run
         work, rider = self._take_rider()
         run.buffers.reduce()
-        gate.launch()
+        gate.launch(self.number)
         work.wait()
         reducer.wait()
-        is_complete = gate.verdict()
+        has_arrived = gate.verdict()
         weight = rider[WEIGHT : WEIGHT + 1]
+        is_finite_loss = torch.isfinite(rider[LOSS_SUM : LOSS_SUM + 1])
         is_finite = reducer.scale_and_clip_there(1.0 / weight.reshape(()), run.settings.clip_norm)
-        is_update = is_complete & is_finite & torch.isfinite(rider[LOSS_SUM : LOSS_SUM + 1]) & (weight > 0)
+        # none counts behind one that does not
+        is_complete = has_arrived & (gate.count == float(self.number)) & ((weight > 0) | ~is_finite_loss)
+        is_update = is_complete & is_finite & is_finite_loss
         if self.number in run.left_out:
             is_update = torch.zeros_like(is_update)
         run.held.begin_update()
@@ -211,8 +216,8 @@ class Step:
         optimizer.step()
         del optimizer.found_inf  # type: ignore[attr-defined]
         gate.count.add_(is_complete)
-        flags = torch.cat([is_complete.to(torch.float64), is_finite.to(torch.float64), gate.count])
-        self._verdict = run.backend.device.fetch(torch.cat([flags, rider]))
+        flags = [flag.to(torch.float64) for flag in (has_arrived, is_complete, is_finite)]
+        self._verdict = run.backend.device.fetch(torch.cat([*flags, rider]))
 
     @property
     def has_arrived(self) -> bool:
@@ -220,19 +225,26 @@ class Step:
         return self._verdict is None or self._verdict.is_there()
 
     def settle(self) -> bool:
-        """Take what the device found, once it has arrived; returns whether the step is complete on this rank."""
+        """Take what the device found, once it has arrived; returns whether the step is complete on this rank.
+
+        Raises:
+            TaskError: The step has no weight.
+            AssertionError: The ranks are not where they believe to be.
+        """
         if self._verdict is None:
             return True
-        is_complete, is_finite, count, *_ = self._verdict.value().numpy().tolist()
-        if not is_complete or count != self.number + 1:
+        has_arrived, is_complete, is_finite, *_ = self._verdict.value().numpy().tolist()
+        if not has_arrived:
             return False
-        self.total = Rider.from_tensor(self._verdict.value()[3:])
-        self._verdict = None
-        self.total.check_steps(self.number, self._run.world_size)
-        self.total.scale(self.number)  # raises for a step without weight
-        if self.total.changed_buffers:
+        total = Rider.from_tensor(self._verdict.value()[3:])
+        total.check_steps(self.number, self._run.world_size)
+        if total.changed_buffers:
             raise AssertionError(f"buffers changed in step {self.number} that ranks had not agreed to reduce")
-        self._find_reason(self.total, bool(is_finite))
+        self._find_reason(total, bool(is_finite))
+        if not is_complete:
+            total.scale(self.number)  # raises where there is no weight; else it follows one that is not complete
+            return False
+        self.total, self._verdict = total, None
         return True
 
     def _judge(self, total: Rider, reducer: Reducer) -> None:
@@ -288,7 +300,7 @@ class Step:
             int(run.saver.is_due(self.number + 1)),
             int(run.saver.is_busy),
         )
-        self._rider_tensor = rider.to_tensor().to(run.device)
+        self._rider_tensor = run.backend.device.upload(rider.to_tensor())
         if self._sums_there is not None:
             self._rider_tensor[WEIGHT : LOSS_SUM + 1].add_(self._sums_there)
         self._rider_work = run.backend.all_reduce(self._rider_tensor)
@@ -297,6 +309,8 @@ class Step:
         run = self._run
         self.started = time.perf_counter()
         run.position.enter(TaskPhase.DATA, self.number)
+        if run.sees_change():  # behind the block of the step before
+            run.given_out.mix()
         self._waited = run.feed.wait_s
         self._work = run.feed.begin(self.number, run.logical_ranks)
         run.buffers.begin()
@@ -316,10 +330,9 @@ class Step:
             if self.applies == 0:
                 raise TaskError(f"step {self.number} ended without step.apply(optimizer).")
             self.is_done = True
-            gate = self._run.gate
-            if gate is not None and self._run.held.registered.versions() != self._versions:
-                gate.close()
-                self.is_mixed = self._verdict is not None
+            if self._run.gate is not None and self._verdict is None:  # where the device judged it, it has counted it
+                self._run.gate.count.add_(1)
+            self.is_mixed = self._run.sees_change(self._versions) and self._verdict is not None
             self.data_wait_s = self._run.feed.wait_s - self._waited
             self._run.give_out(self)
             return False

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +17,14 @@ class Group:
 
     device = Host()
 
-    def __init__(self, found: float, *, breaks: bool = False) -> None:
+    def __init__(self, found: Callable[[float], float], *, breaks: bool = False) -> None:
         self._found = found
         self._breaks = breaks
         self.sent: list[float] = []
 
     def all_reduce(self, tensor: torch.Tensor) -> Group:
         self.sent.append(float(tensor))
-        tensor.fill_(self._found)
+        tensor.fill_(self._found(float(tensor)))
         return self
 
     def wait(self) -> None:
@@ -33,29 +35,51 @@ class Group:
             raise CollectiveFailed("the group was aborted")
 
 
-@pytest.mark.parametrize(
-    ("found", "is_complete"), [(3.0, True), (1.0, False), (2.0, False), (0.0, False), (float("nan"), False)]
-)
-def test_only_the_sum_of_all_ranks_is_complete(found: float, is_complete: bool) -> None:
-    group: Any = Group(found)
+FOUND: dict[str, Callable[[float], float]] = {
+    "all of it": lambda mine: 3 * mine,
+    "its own": lambda mine: mine,
+    "half a sum": lambda mine: 2 * mine,
+    "what the step before left": lambda mine: 3 * (mine - 1),
+    "nothing": lambda mine: 0.0,
+    "garbage": lambda mine: float("nan"),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_only_the_sum_of_all_ranks_in_this_step_is_complete(what: str) -> None:
+    group: Any = Group(FOUND[what])
     gate = Gate(group, 3, steps=7)
-    for _ in range(2):  # the one before leaves nothing behind
-        gate.launch()
-        assert gate.verdict().tolist() == [is_complete]
-    assert group.sent == [1.0, 1.0]
-    assert gate.count.tolist() == [7.0]
+    for step in (7, 8):
+        gate.count.fill_(step)
+        gate.launch(step)
+        assert gate.verdict().tolist() == [what == "all of it"]
+        gate.launch(step)
+        if what == "all of it":
+            gate.confirm()
+        else:
+            with pytest.raises(CollectiveFailed):
+                gate.confirm()
+    assert group.sent == [8.0, 8.0, 9.0, 9.0]
+
+
+def test_a_rank_that_has_not_completed_the_step_before_spoils_the_next_for_all() -> None:
+    group: Any = Group(lambda mine: 3 * mine)
+    gate = Gate(group, 3, steps=7)
+    gate.launch(8)
+    assert math.isnan(group.sent[0])
+    assert gate.verdict().tolist() == [False]
 
 
 def test_the_host_learns_of_an_abort() -> None:
-    group: Any = Group(3.0, breaks=True)
+    group: Any = Group(lambda mine: 3 * mine, breaks=True)
     gate = Gate(group, 3, steps=0)
-    gate.launch()
+    gate.launch(0)
     with pytest.raises(CollectiveFailed):
         gate.confirm()
 
 
 def test_it_closes_for_good() -> None:
-    group: Any = Group(3.0)
+    group: Any = Group(lambda mine: 3 * mine)
     gate = Gate(group, 3, steps=0)
     assert gate.is_open
     gate.close()

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_trainer.control import events as e
 from elastic_trainer.control.state import Limits, Phase
@@ -19,7 +20,7 @@ from tests import harness_worker
 from tests.harness import Harness, Outcome, settings_for
 from tests.nccl_like import Faults, NcclLike
 from tests.rotation import rotating
-from tests.tasks import ExactTask, NetTask, gan_like
+from tests.tasks import ExactTask, NetTask, gan_like, state_digest
 
 STEPS = 120
 SEEDS = 10
@@ -36,7 +37,7 @@ class WatchedTask(ExactTask):
         harness_worker.RESULT["ahead"] = self.ahead
 
     def loss(self, model: Any, batch: Any) -> Any:
-        self.ahead.append(len(self.run._given_out))
+        self.ahead.append(len(self.run.given_out))
         return super().loss(model, batch)
 
 
@@ -166,6 +167,61 @@ def test_a_step_that_is_complete_on_some_survivors_only(
 
     assert_same_bits(outcome, undisturbed)
     assert outcome.generations[1] == (2, at)  # the survivor that had it gave it to the other
+
+
+@pytest.mark.parametrize(("at", "fused"), rotating([(2, True), (30, True), (77, True), (30, False)], 1))
+def test_a_collective_that_ends_with_what_an_earlier_step_left_counts_for_nothing(
+    at: int, fused: bool, settings: TrainSettings
+) -> None:
+    task = functools.partial(ExactTask, fused=fused)
+    faults = {(1, 0): Faults(stale=at)}
+    outcome = Harness(task, settings, workers=3, backend=NcclLike(faults)).run()
+
+    assert_same_bits(outcome, Harness(task, settings, workers=1).run())
+    assert outcome.generations[1] == (3, at)  # the others had it, and gave it to the one that had not
+
+
+class WeightlessTask(ExactTask):
+    """One step has no weight at all, again and again."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return loss * batch.rows, 0.0 if self.run.steps_done + len(self.run.given_out) == 20 else float(batch.rows)
+
+    def train(self, run: Any) -> None:
+        self.run = run
+        super().train(run)
+
+
+def test_a_step_without_weight_ends_the_run_with_its_message(settings: TrainSettings) -> None:
+    outcome = Harness(WeightlessTask, settings, workers=2, backend=NcclLike()).run()
+
+    assert outcome.status == "failed"
+    assert "the weights of step 20 sum to 0" in outcome.reason
+
+
+class AveragingTask(ExactTask):
+    """Keeps an average of the model, updated behind the optimizer, where no verdict reaches it."""
+
+    def train(self, run: Any) -> None:
+        model = self.build_model()
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = self.build_optimizer(model)
+        run.register(model=model, average=average, optimizer=optimizer)
+        for step in run.steps():
+            with step:
+                for batch in step:
+                    step.backward(self.loss(model, batch) * batch.rows, batch.rows)
+                step.apply(optimizer)
+                average.update_parameters(model)
+        harness_worker.RESULT.update(digest=state_digest(model, average, optimizer))
+
+
+def test_what_a_task_changes_behind_the_update_is_exact_too(settings: TrainSettings) -> None:
+    reference = Harness(AveragingTask, settings, workers=1).run()
+    outcome = Harness(AveragingTask, settings, workers=3, backend=NcclLike(), on_step=kill_once(40)).run()
+
+    assert_same_bits(outcome, reference)
 
 
 @pytest.mark.parametrize("at", rotating([2, 30, 77], 1))
