@@ -77,7 +77,7 @@ def test_a_finished_run_says_so_and_trains_on_when_steps_are_raised(
     assert (more.summary["samples_missing"], more.summary["samples_repeated"]) == (0, 0)
 
 
-@turn(0, 2)
+@turn(1, 2)
 def test_a_new_run_begins_with_the_state_of_another(dataset: str, tmp_path: Path) -> None:
     values = {**job_config(tmp_path, dataset, None), "task": None, "task_args": {}, "steps": 30}
     first = ElasticTrainer(loop, JobConfig(**values)).fit()

@@ -24,7 +24,7 @@ def rig() -> Iterator[Rig]:
     made.close()
 
 
-@turn(1, 3)
+@turn(3, 4)
 def test_hosts_come_for_a_run_are_replaced_and_go_when_it_is_over(rig: Rig, tmp_path: Path, dataset: str) -> None:
     cloud = Cloud(rig)
     rig.start_head()
@@ -35,7 +35,7 @@ def test_hosts_come_for_a_run_are_replaced_and_go_when_it_is_over(rig: Rig, tmp_
         None,
         data={"train": dataset},
         scaling=scaling,
-        steps=1500,
+        steps=1200,
         task_args={"delay_s": 0.01, "evaluate": False},
     )
     run = CommandRun(tmp_path, config, "--address", rig.address, inside=rig.hosts[0].inside)

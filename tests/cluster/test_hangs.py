@@ -110,7 +110,7 @@ def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
     assert longest_pause(result.path) < 3.0
 
 
-LOADED_S = float(os.environ.get("LOADED_S", "20"))
+LOADED_S = float(os.environ.get("LOADED_S", "10"))
 
 
 @pytest.fixture

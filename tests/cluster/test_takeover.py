@@ -45,7 +45,7 @@ PHASES = ["cluster", "starting", "running", "rebuilding", "evaluating", "saving"
 def test_another_controller_takes_over_in_each_phase(phase: str, start: Start) -> None:
     fields: dict[str, Any] = {"steps": 900, "checkpoint": {"every_steps": 100}, "timeouts": {"form_s": 10.0}}
     if phase == "evaluating":
-        fields |= {"steps": 60, "task": "tests.tasks:SlowEvaluationTask", "task_args": {}, "evaluate_every": 10}
+        fields |= {"steps": 20, "task": "tests.tasks:SlowEvaluationTask", "task_args": {}, "evaluate_every": 10}
     if phase == "saving":
         fields |= {"checkpoint": {"every_steps": 3}}
     run = start(**fields)
