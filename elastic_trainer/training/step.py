@@ -128,7 +128,8 @@ class Step:
                 f"step {self.number} consumed {self._consumed} of {len(self._work.planned)} micro-batches before "
                 "step.apply(). Go through all of them: for batch in step: ..."
             )
-        run.position.enter(TaskPhase.REDUCE)  # the device may be behind, and wait for others
+        if run.gate is not None:
+            run.position.enter(TaskPhase.REDUCE)  # the device may be behind, and wait for others
         reducer.launch()
         self._launch_rider()
         if len(run.reducers) == 1 and self.number + 1 < run.settings.steps:
