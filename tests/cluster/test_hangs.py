@@ -123,6 +123,7 @@ def full_load() -> Iterator[None]:
         process.wait()
 
 
+@turn(1, 3)
 @pytest.mark.timeout(LOADED_S + 240)
 def test_nobody_is_given_up_under_full_load(start: Start, full_load: None) -> None:
     run = start(

@@ -21,6 +21,7 @@ from elastic_trainer.training.process_group import ProcessGroupBackend
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 from tests.harness import Harness, Outcome, settings_for
+from tests.rotation import turn
 from tests.tasks import NetTask
 from tests.training.groups import backend, on_ranks
 from tests.training.test_run import assert_same_run
@@ -99,6 +100,7 @@ class _Late(NetTask):
         super().train(run)
 
 
+@turn(0, 2)
 def test_a_worker_lost_while_another_is_in_a_long_step_is_noticed_at_once(
     settings: TrainSettings, undisturbed: Outcome
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_worker_lost_while_another_is_in_a_long_step_is_noticed_at_once(
     assert times["aborted"] - times["killed"] < 1.0
 
 
+@turn(1, 2)
 def test_survivors_are_free_within_their_budget_whatever_the_time_out_of_a_collective(
     dataset: str, undisturbed: Outcome
 ) -> None:

@@ -63,7 +63,7 @@ def assert_same_bits(outcome: Outcome, reference: Outcome) -> None:
     assert {result["digest"] for result in outcome.last_members} == {reference.final[0]["digest"]}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", rotating([1, 2, 3], 1))
 def test_a_device_that_runs_behind_gives_the_same_bits(
     workers: int, settings: TrainSettings, undisturbed: Outcome
 ) -> None:
@@ -158,6 +158,7 @@ def ragged(garbage: str, at: int, *, gated: bool = True) -> NcclLike:
     return NcclLike(faults, Faults(garbage), gated)
 
 
+@turn(0, 2)
 @pytest.mark.parametrize(
     ("garbage", "at"), rotating([(g, at) for g in ("partial", "nan", "zero") for at in (2, 30, 77)], 1)
 )
@@ -170,6 +171,7 @@ def test_a_step_that_is_complete_on_some_survivors_only(
     assert outcome.generations[1] == (2, at)  # the survivor that had it gave it to the other
 
 
+@turn(1, 2)
 @pytest.mark.parametrize(("at", "fused"), rotating([(2, True), (30, True), (77, True), (30, False)], 1))
 def test_a_collective_that_ends_with_what_an_earlier_step_left_counts_for_nothing(
     at: int, fused: bool, settings: TrainSettings
