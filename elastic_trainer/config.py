@@ -93,11 +93,6 @@ class TimeoutsConfig(_Section):
         description="Bound of forming a process group. It takes milliseconds; 20 s leaves room for a machine whose "
         "cores are all taken and for slow name look-ups (5 s were seen).",
     )
-    leave_s: Seconds = Field(
-        300.0,
-        description="How long a worker may take to leave its group before its process is replaced. It leaves between "
-        "two micro-batches, and a first one that compiles was seen to take minutes.",
-    )
     storage_s: Seconds = Field(
         30.0,
         description="Bound of one call to the storage with its repetitions, beside the time that its bytes take at "
@@ -112,23 +107,25 @@ class TimeoutsConfig(_Section):
         description="How long a worker may stand still in a step before it is taken for hung and replaced; 15 times "
         "that, at least 30 s, while it uses the CPU. Unset: learned, 8 times its longest recent stay in the same "
         "phase, at least 2 s (30 s where it waits for data, evaluates or runs other code of the task). The first times "
-        "have 300 s: they may compile.",
-    )
-    fence_after_s: Seconds = Field(
-        60.0,
-        description="A worker that in this time neither completed a step nor was in contact with a controller ends: "
-        "somebody else may have its place. A controller is back within seconds of its death.",
+        "have 300 s: they may compile. Other bounds follow from it: twice that (60 s) without a step or a word of a "
+        "controller and a worker ends, since somebody else may have its place; what one that uses the CPU has, at "
+        "least 300 s, is how much later than others it may come to a collective or leave its group.",
     )
     orphan_s: Seconds = Field(
         600.0,
         description="Without a controller for so long a node's workers end, whatever they do: nothing of it could be "
         "saved. Ten minutes outlast the restart of a cluster's head.",
     )
-    collective_s: Seconds = Field(
-        300.0,
-        description="gloo's own bound of one collective: by how much one rank may be later than another in a step. A "
-        "first step that compiles was seen to take minutes on one rank.",
-    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        stall_s = self.stall_s or 0.0
+        _require(
+            self.orphan_s >= 2 * stall_s,
+            f"timeouts.orphan_s = {self.orphan_s:g} is shorter than twice timeouts.stall_s = {stall_s:g}: workers "
+            "would be ended before it is known that they stand still. Raise orphan_s or lower stall_s.",
+        )
+        return self
 
 
 class CheckpointConfig(_Section):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_trainer.config import JobConfig
+from elastic_trainer.control import suspicion
 from elastic_trainer.control.state import Limits
 from elastic_trainer.data.batch_plan import (
     BatchPlan,
@@ -108,7 +109,7 @@ def resolve(
         clip_norm=config.clip_norm,
         evaluate_every=config.evaluate_every,
         form_s=config.timeouts.form_s,
-        collective_s=config.timeouts.collective_s,
+        collective_s=suspicion.longest_busy_s(config.timeouts.stall_s),
         run_url=f"{config.storage.rstrip('/')}/{config.name}",
         storage_options=config.storage_options,
         storage_s=config.timeouts.storage_s,
@@ -123,7 +124,7 @@ def resolve(
         spares=config.scaling.spares,
         place_s=max(config.scaling.wait_s, PLACE_S) if fits >= config.scaling.min_workers else config.scaling.wait_s,
         form_s=2 * config.timeouts.form_s,  # who is well gives up by itself before that
-        leave_s=config.timeouts.leave_s,
+        leave_s=suspicion.longest_busy_s(config.timeouts.stall_s),
         save_s=config.timeouts.save_s,
         rollback_after=config.rollback_after,
         stall_s=config.timeouts.stall_s,

@@ -26,6 +26,7 @@ from elastic_trainer.cluster.local import IN_RAY_JOB, LocalCluster, join_cluster
 from elastic_trainer.cluster.named_controller import find_controller, make_controller
 from elastic_trainer.cluster.units import UnitSpec
 from elastic_trainer.config import START_FROM, JobConfig, ScalingConfig
+from elastic_trainer.control.suspicion import fence_after_s
 from elastic_trainer.data.choice import choose_engine
 from elastic_trainer.data.dataset import DatasetIndex, read_index
 from elastic_trainer.errors import (
@@ -309,7 +310,7 @@ class ElasticTrainer:
             task=task,
             import_paths=(os.getcwd(), *(path for path in sys.path if path)),
             versions=versions(),
-            fence_after_s=config.timeouts.fence_after_s,
+            fence_after_s=fence_after_s(config.timeouts.stall_s),
             orphan_s=config.timeouts.orphan_s,
         )
         kept = config.checkpoint

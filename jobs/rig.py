@@ -68,6 +68,7 @@ class Host:
         self.init: subprocess.Popen[bytes] | None = None
         self.ray: subprocess.Popen[bytes] | None = None
         self.had_fault = False  # since it was switched on
+        self.flags: list[str] = []  # more for its `ray start`
 
     @property
     def head(self) -> Host:
@@ -78,9 +79,10 @@ class Host:
         """Switch it on and start its raylet; does not wait for that."""
         self.switch_on()
         folder = self._rig.folder / f"{self.index}.{uuid.uuid4().hex[:4]}"
-        common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", *RAYLET]
+        common = ["--block", f"--node-ip-address={self.address}", f"--temp-dir={folder}", *RAYLET, *self.flags]
         if self.index == 0:
-            which = ["--head", f"--port={GCS_PORT}", "--num-cpus=0", "--include-dashboard=false", *self._rig.head_flags]
+            port = self._rig.address.rpartition(":")[2]
+            which = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
         else:
             which = [f"--address={self._rig.address}", "--num-cpus=1"]
         with open(self._rig.folder / f"{self.index}.log", "ab") as log:
@@ -213,17 +215,18 @@ class Rig:
         self.folder = Path(tempfile.mkdtemp(prefix="et", dir="/tmp"))  # short: Ray's sockets lie below it
         self.environment = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self.folder}/gcs"}
         self.environment = self.environment if remembers else {}
-        self.head_flags: list[str] = []  # more for `ray start --head`
-        self.hosts = [Host(self, index) for index in range(workers + 1)]
-        names = " ".join([self.hub, *(host.name for host in self.hosts)])
-        clean = f"for n in {names}; do ip netns pids $n | xargs -r kill -9; ip netns del $n; done"
-        clean += f"; rm -rf /etc/netns/{self.name}* {self.folder}"
-        self._keeper = subprocess.Popen(
-            ["bash", "-c", f"trap '' INT TERM HUP; cat > /dev/null; ({clean}) > /dev/null 2>&1"],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self.hosts = [self._make_host(index) for index in range(workers + 1)]
+        clean = f"trap '' INT TERM HUP; cat > /dev/null; ({self._clean_up()}; rm -rf {self.folder}) > /dev/null 2>&1"
+        self._keeper = subprocess.Popen(["bash", "-c", clean], stdin=subprocess.PIPE, start_new_session=True)
         self._wire()
+
+    def _make_host(self, index: int) -> Host:
+        return Host(self, index)
+
+    def _clean_up(self) -> str:
+        names = " ".join([self.hub, *(host.name for host in self.hosts)])
+        end = f"for n in {names}; do ip netns pids $n | xargs -r kill -9; ip netns del $n; done"
+        return f"{end}; rm -rf /etc/netns/{self.name}*"
 
     def _wire(self) -> None:
         subprocess.run(["ip", "netns", "add", self.hub], check=True)
@@ -294,8 +297,8 @@ class Rig:
 
     def _await_head(self) -> None:
         def listens() -> bool:
-            tried = ["ip", "netns", "exec", self.hub, "bash", "-c", f"</dev/tcp/{SUBNET}.1/{GCS_PORT}"]
-            return subprocess.run(tried, capture_output=True).returncode == 0
+            asked = self.hosts[0].inside(["bash", "-c", f"</dev/tcp/{self.address.replace(':', '/')}"])
+            return subprocess.run(asked, capture_output=True).returncode == 0
 
         _await(listens, START_S, self.logs)
 
@@ -314,8 +317,11 @@ class Rig:
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait(30)
-        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        left = self._left()
         assert self.name not in left, left
+
+    def _left(self) -> str:
+        return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
 def _await(look: Callable[[], bool], within_s: float, complain: Callable[[], str]) -> None:

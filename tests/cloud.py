@@ -83,7 +83,7 @@ class Cloud:
         }
         path = rig.folder / "autoscaling.yaml"
         path.write_text(yaml.safe_dump(config))
-        rig.head_flags.append(f"--autoscaling-config={path}")
+        rig.hosts[0].flags.append(f"--autoscaling-config={path}")
         rig.environment |= {"PYTHONPATH": str(ROOT), "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
         rig.environment |= {
             "RAY_CLOUD_INSTANCE_ID": HEAD,

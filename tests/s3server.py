@@ -10,6 +10,7 @@ from collections.abc import Callable
 from jobs.benchmarks.s3server import SECRET, S3Server
 
 __all__ = ["SECRET", "FaultProxy", "S3Server"]
+LATE_S = 20.0  # below the 30 s that a call has
 LINGER_RESET = b"\1\0\0\0\0\0\0\0"  # struct linger {1, 0}: close() sends a reset
 
 
@@ -18,7 +19,7 @@ class FaultProxy:
 
     `plan(request_line)` is asked for each request and returns what becomes of it: "" to pass it on; "503" or "500" to
     answer so; "drop-before" to reset without the server hearing of it; "drop-after" to let the server act and reset
-    instead of answering; "hang" to swallow it; "truncate" to cut the answer short.
+    instead of answering; "hang" to swallow it; "late" to pass it on after `LATE_S`; "truncate" to cut the answer short.
     """
 
     def __init__(self, port: int) -> None:
@@ -54,6 +55,8 @@ class FaultProxy:
                     fault = self.plan(line)
                 if fault == "hang":
                     time.sleep(600)
+                if fault == "late":
+                    time.sleep(LATE_S)
                 if fault == "drop-before":
                     return _reset(client)
                 if b"expect: 100-continue" in head.lower():

@@ -356,6 +356,30 @@ class HangingTask(NetTask):
         self.worker_id = -1
 
 
+class SlowToCollectTask(NetTask):
+    """Takes its time whenever its state is collected on a worker, and tells in a file in which phase that is."""
+
+    def __init__(self, told: str, seconds: float, delay_s: float = 0.002) -> None:
+        super().__init__(evaluate=False, delay_s=delay_s)
+        self.told = told
+        self.seconds = seconds
+
+    def train(self, run: Run) -> None:
+        self.run = run
+        super().train(run)
+
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        class Slow(torch.optim.lr_scheduler.MultiStepLR):
+            def state_dict(slow) -> dict[str, Any]:  # noqa: N805
+                with open(self.told, "a") as told:
+                    told.write(f"{self.run.worker} {self.run.position.phase.value}\n")
+                time.sleep(self.seconds)
+                return super().state_dict()
+
+        self.scheduler = Slow(optimizer, [10, 20], gamma=0.5)
+        return self.scheduler
+
+
 class SlowBuildTask(NetTask):
     """A worker that replaces another builds its model for long."""
 

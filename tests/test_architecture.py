@@ -26,6 +26,7 @@ TESTED_ELSEWHERE = {
     "observability/standing.py": "observability/test_progress.py",
     "training/process_group.py": "training/test_gloo.py",  # an interface
     "training/settings.py": "training/test_run.py",
+    "training/boundary.py": "training/test_nccl.py",  # where ranks decide two steps later
     "control/rules.py": "control/test_machine.py",  # the machine's rules and what they share
     "control/membership.py": "control/test_machine.py",
     "control/watched.py": "control/test_suspicion.py",

@@ -54,6 +54,10 @@ def told(**fields: Any) -> str:
             "storage_options has endpoint_url, but storage = './runs' and data.train = 'd' is on the local disk",
         ),
         ({"data": {"train": "d", "storage_options": {"key": "x"}}}, "data.storage_options has key, but data.train"),
+        (
+            {"timeouts": {"stall_s": 400.0}},
+            "timeouts.orphan_s = 600 is shorter than twice timeouts.stall_s = 400",
+        ),
         ({"scaling": {"resources_per_worker": {"CPU": 0}}}, "scaling.resources_per_worker.CPU = 0 should be greater"),
     ],
 )

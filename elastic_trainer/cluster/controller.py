@@ -8,6 +8,7 @@ threads, and no step of training waits for this process unless membership change
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -23,6 +24,7 @@ from ray.exceptions import RayActorError, RayError
 from elastic_trainer.checkpoint.retention import Retention
 from elastic_trainer.cluster import placement
 from elastic_trainer.cluster.chronicle import Chronicle
+from elastic_trainer.cluster.lag import Lag
 from elastic_trainer.cluster.messages import Acknowledged, Report
 from elastic_trainer.cluster.records import Records, open_records
 from elastic_trainer.cluster.rendezvous import make_store
@@ -182,21 +184,21 @@ class Controller:
             loop.call_soon_threadsafe(self._drains, nodes)
 
         placement.watch_drains(tell)
+        lag = Lag()
+        self._spawn(lag.watch())
         while not self._is_ending:
             deadline = self._machine.next_deadline()
-            asked_at = time.monotonic()
-            timeout = None if deadline is None else max(0.0, deadline - asked_at)
-            try:
-                if self._events.empty():
-                    await asyncio.sleep(0)  # what came while something else had this thread is heard before time passes
-                event = (
-                    await asyncio.wait_for(self._events.get(), timeout)
-                    if self._events.empty()
-                    else self._events.get_nowait()
-                )
-            except TimeoutError:
-                event = e.TimePassed(time.monotonic() - asked_at - (timeout or 0.0))
-            self._handle(event)
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            event: e.Event = e.TimePassed()
+            if self._events.empty():
+                with contextlib.suppress(TimeoutError):
+                    event = await asyncio.wait_for(self._events.get(), timeout)
+            else:
+                event = self._events.get_nowait()
+            if late_s := lag.take():  # first: what comes now is judged by the clock, and the others with it
+                self._handle(e.TimePassed(late_s))
+            if not self._is_ending:
+                self._handle(event)
 
     def _drains(self, nodes: dict[str, float]) -> None:
         self._units.places.draining = set(nodes)

@@ -332,7 +332,7 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """A deadline came; what it means is for the machine to say. `late_s`: so much later than it was due."""
+    """A deadline came; what it means is for the machine to say. `late_s`: for so long its shell could hear nobody."""
 
     late_s: float = 0.0
 

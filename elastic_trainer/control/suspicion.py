@@ -139,6 +139,16 @@ def budget_s(seen: Seen, limits: Limits) -> float | None:
     return max(BUSY_S, BUSY_TIMES * base) if seen.is_busy else base
 
 
+def longest_busy_s(stall_s: float | None) -> float:
+    """How long a worker that is well may be busy before it answers an order, or how much later than others it comes."""
+    return max(FIRST_S, BUSY_TIMES * (stall_s or 0.0))
+
+
+def fence_after_s(stall_s: float | None) -> float:
+    """When a worker that does no step and hears of no controller has to take itself for given up."""
+    return 2 * (stall_s or FLOOR_S[TaskPhase.DATA])
+
+
 # ---- evidence
 
 

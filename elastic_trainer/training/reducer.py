@@ -268,6 +268,26 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def check_parameters(optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:
+    """See that every parameter lies where this worker computes, and belongs to one optimizer.
+
+    Raises:
+        TaskError: It does not.
+    """
+    seen: set[int] = set()
+    for optimizer in optimizers:
+        for p in parameters_of(optimizer):
+            if p.device != device:
+                raise TaskError(
+                    f"an optimizer has a parameter on {p.device}, and this worker computes on {device}. Move the model "
+                    "there before its optimizer is made: model.to(run.device)."
+                )
+        ids = {id(p) for p in parameters_of(optimizer)}
+        if ids & seen:
+            raise TaskError("two optimizers share a parameter. Give each parameter to one optimizer.")
+        seen |= ids
+
+
 def trained(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """Those that get gradients."""
     return [parameter for parameter in parameters if parameter.requires_grad]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,6 +37,7 @@ from elastic_trainer.data.reader import DatasetReader
 from elastic_trainer.errors import CollectiveFailed, StepAborted, TaskError
 from elastic_trainer.observability.lines import EvaluationLine, NoteLine, StepLine
 from elastic_trainer.training.batches import Batch, Collate
+from elastic_trainer.training.boundary import Boundary
 from elastic_trainer.training.buffers import LogicalBuffers
 from elastic_trainer.training.evaluation import evaluate
 from elastic_trainer.training.feed import Feed
@@ -46,8 +46,7 @@ from elastic_trainer.training.given_out import GivenOut
 from elastic_trainer.training.held_state import CarriedState, HeldState, NotRestored
 from elastic_trainer.training.mailbox import Mailbox
 from elastic_trainer.training.process_group import ProcessGroupBackend
-from elastic_trainer.training.reducer import Reducer, parameters_of
-from elastic_trainer.training.rider import Rider
+from elastic_trainer.training.reducer import Reducer, check_parameters, parameters_of
 from elastic_trainer.training.saver import Place, Saver
 from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.training.state import RegisteredState, Stateful
@@ -112,11 +111,10 @@ class Run:
         self.gate: Gate | None = None  # where the device runs behind the host
         self.on_done: Callable[[Step], None] | None = None
         self.given_out = GivenOut(self._complete, settings.collective_s)
+        self._boundary = Boundary(self)
         self._is_judged_here = False  # the task changes state behind updates, where no verdict of the device reaches it
         self._versions: int | None = None  # of the registered tensors when the last step ended
-        self._undecided: deque[tuple[int, Rider]] = deque()  # what ranks said in steps that the host knows of
         self._last_done_at = 0.0
-        self._leaves: Left | None = None  # what the ranks agreed on
         self._feed: Feed | None = None
         self._evaluation_reader: DatasetReader | None = None
 
@@ -138,7 +136,7 @@ class Run:
         state = RegisteredState(parts)
         if not state.optimizers():
             raise TaskError("run.register() got no optimizer. Register the model and its optimizer.")
-        self._check_parameters(state)
+        check_parameters(state.optimizers(), self.device)
         self.held.register(state)
         values = tuple(parts.values())
         return values[0] if len(values) == 1 else values
@@ -267,8 +265,7 @@ class Run:
             order.token, self.rank, self.world_size, order.store, lambda: self.mailbox.is_superseded(order.token)
         )
         self.is_in_group = True
-        self._leaves = None
-        self.saver.forget_agreement()
+        self._boundary.forget()
         self.left_out = frozenset(order.rollback.skipped) if order.rollback is not None else frozenset()
         self.mailbox.report(GroupFormed(self.worker, self.token))
         self.buffers.forget_agreement()
@@ -291,18 +288,18 @@ class Run:
             yield step
             if not step.is_done:
                 self._give_up(step)
-            self._come_to_boundary(step, evaluate_batch is not None)
-            if self._leaves is Left.STOPPED:
+            leaves = self._boundary.come_to(step, evaluates=evaluate_batch is not None)
+            if leaves is Left.STOPPED:
                 self.position.enter(TaskPhase.SAVE)
                 self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
-            elif self._leaves is None:
+            elif leaves is None:
                 self._evaluate_if_due(evaluate_batch)
             if self.saver.is_agreed:
                 self.position.enter(TaskPhase.SAVE)
                 self.saver.save(self.held.registered, self._place())
             self.position.enter(TaskPhase.BETWEEN, step.number + 1)
-            if self._leaves is not None:
-                return self._leave(self._leaves, "")
+            if leaves is not None:
+                return self._leave(leaves, "")
         self.position.enter(TaskPhase.SAVE)
         self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
         self.position.enter(TaskPhase.END)
@@ -339,39 +336,6 @@ class Run:
         self.buffers.end()
         self.given_out.add(step)
 
-    def _come_to_boundary(self, step: Step, evaluates: bool) -> None:
-        """Do after this step what the ranks agreed on, in the same step on every rank.
-
-        What they said in a step is looked at when the host has given out so many more as it may be ahead, and not
-        before. Where all are to do something together, everything given out is waited for first.
-        """
-        next_number = step.number + 1
-        self._settle(self.backend.device.ahead)
-        self._decide(next_number - self.backend.device.ahead)
-        if (
-            self._leaves is not None
-            or self.saver.is_agreed
-            or self.settings.save_is_due(next_number)
-            or (evaluates and self.settings.evaluation_is_due(next_number))
-            or next_number == self.settings.steps
-        ):
-            self._settle(0)
-            self._decide(next_number)
-        if step.is_mixed:
-            self._settle(0)
-        if self._leaves is Left.PARKED and next_number == self.settings.steps:
-            self._leaves = None  # all is done
-
-    def _settle(self, most: int) -> None:
-        if len(self.given_out) > most:
-            self.position.enter(TaskPhase.REDUCE)
-            self.given_out.settle(most, self._raise_if_broken)
-
-    def _raise_if_broken(self) -> None:
-        self.raise_if_aborted()
-        if self.backend.is_broken:
-            raise CollectiveFailed("the group was aborted")
-
     def _complete(self, step: Step) -> None:
         """The step is done on this rank."""
         assert step.total is not None
@@ -379,7 +343,7 @@ class Run:
         self.held.complete_step()
         now = time.perf_counter()
         seconds, self._last_done_at = now - max(step.started, self._last_done_at), now
-        self._undecided.append((step.number, total))
+        self._boundary.heard(step.number, total)
         self.mailbox.record(
             StepLine(
                 step=step.number,
@@ -397,17 +361,6 @@ class Run:
         if self.on_done is not None:
             self.position.enter(TaskPhase.BETWEEN)
             self.on_done(step)
-
-    def _decide(self, before: int) -> None:
-        """Take up what the ranks said in the steps before this number."""
-        while self._undecided and self._undecided[0][0] < before:
-            number, total = self._undecided.popleft()
-            if self.saver.agree(total) and self.rank == 0:
-                self.note(f"the save due after step {number + 1} waits for the one in flight")
-            if total.stop:
-                self._leaves = Left.STOPPED
-            elif total.park and self._leaves is None:
-                self._leaves = Left.PARKED
 
     def _evaluate_if_due(self, evaluate_batch: Evaluate | None) -> None:
         if evaluate_batch is None or self._evaluation_reader is None:
@@ -446,22 +399,7 @@ class Run:
         """Take back what unfinished steps changed; where the device runs behind the host, the group is aborted."""
         self.backend.device.synchronize()
         self.given_out.give_up(self.held)
-        self._undecided.clear()
         for reducer in self.reducers.values():
             reducer.abandon()
         self.buffers.restore()
         self.held.undo()
-
-    def _check_parameters(self, state: RegisteredState) -> None:
-        seen: set[int] = set()
-        for optimizer in state.optimizers():
-            for p in parameters_of(optimizer):
-                if p.device != self.device:
-                    raise TaskError(
-                        f"an optimizer has a parameter on {p.device}, and this worker computes on {self.device}. Move "
-                        "the model there before its optimizer is made: model.to(run.device)."
-                    )
-            ids = {id(p) for p in parameters_of(optimizer)}
-            if ids & seen:
-                raise TaskError("two optimizers share a parameter. Give each parameter to one optimizer.")
-            seen |= ids

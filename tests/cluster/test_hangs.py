@@ -18,7 +18,8 @@ from elastic_trainer.storage.object_store import ObjectStore
 from tests.cluster.conftest import Start
 from tests.cluster.fits import Fit, KillAt
 from tests.rotation import rotating, turn
-from tests.tasks import HangingTask, SlowBuildTask, SlowWorkerTask
+from tests.s3server import FaultProxy, S3Server
+from tests.tasks import HangingTask, NetTask, SlowBuildTask, SlowToCollectTask, SlowWorkerTask
 
 STEP = 60
 HANGS = ["deadlock", "holds the interpreter"]
@@ -79,6 +80,42 @@ def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[
     assert result.summary["status"] == "finished"
     assert len(result.summary["generations"]) == 1, capsys.readouterr().out
     assert longest_pause(result.path) > 15
+
+
+@turn(0, 6)
+def test_a_save_that_takes_long_to_copy_is_no_hang(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = SlowToCollectTask(str(tmp_path / "told"), seconds=20.0)
+    result = fit(task, steps=100, checkpoint={"every_steps": STEP})
+    assert result.summary["status"] == "finished"
+    assert len(result.summary["generations"]) == 1, capsys.readouterr().out
+    assert longest_pause(result.path) > 15
+
+
+@turn(3, 6)
+def test_a_store_that_takes_long_is_no_hang(fit: Fit, s3: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training goes on beside the first save, and the last one, behind it, is waited for."""
+    late: list[str] = []
+
+    def plan(line: str) -> str:
+        if line.startswith("PUT") and ".bin" in line:
+            late.append(line)
+            return "late"
+        return ""
+
+    with FaultProxy(s3.port) as proxy:
+        proxy.plan = plan
+        result = fit(
+            NetTask(delay_s=0.002, evaluate=False),
+            steps=200,
+            checkpoint={"every_steps": STEP},
+            storage=s3.url(),
+            storage_options=s3.options(proxy.port),
+        )
+    assert result.summary["status"] == "finished"
+    assert len(late) >= 6  # of three workers, twice
+    assert len(result.summary["generations"]) == 1, capsys.readouterr().out
 
 
 @turn(2, 3)

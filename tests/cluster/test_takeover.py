@@ -119,7 +119,7 @@ def test_the_controller_and_another_die_together(other: str, start: Start) -> No
 @turn(2, 3)
 def test_a_worker_that_waits_for_a_controller_in_vain_ends(start: Start) -> None:
     """It says why; the controller that was stopped finds it gone when it goes on."""
-    run = start(steps=900, checkpoint={"every_steps": 50}, timeouts={"fence_after_s": 1.5})
+    run = start(steps=900, checkpoint={"every_steps": 50}, timeouts={"stall_s": 1.5})
     run.await_line("workers  saved ")
     waiting, killed = run.await_pids("ray::WorkerActor", 2)
     controller = run.pids("ray::Controller")[0]

@@ -169,6 +169,12 @@ def test_kills_on_suspicion_without_progress_come_more_and_more_slowly() -> None
     cluster.take(e.StepsDone(W[1], TOKEN, 6))
 
 
+@pytest.mark.parametrize(("stall_s", "busy_s", "fence_s"), [(None, 300, 60), (4.0, 300, 8), (100.0, 1500, 200)])
+def test_the_other_bounds_follow_from_the_stall_budget(stall_s: float | None, busy_s: float, fence_s: float) -> None:
+    assert suspicion.longest_busy_s(stall_s) == busy_s
+    assert suspicion.fence_after_s(stall_s) == fence_s
+
+
 def test_a_judge_that_was_held_up_blames_nobody() -> None:
     cluster = Cluster()
     cluster.waits(W[0], W[1])

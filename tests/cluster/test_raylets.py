@@ -1,0 +1,53 @@
+"""Raylets that stand in for hosts where namespaces are refused: tests of hosts pass on them, or are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jobs.rig import Rig
+from tests.cluster.hosts_run import HOSTS, HostsRun
+from tests.raylets import Raylets
+from tests.rotation import turn
+
+REFUSED = "as if namespaces were refused"
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    made = Raylets(HOSTS, REFUSED)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@turn(1, 4)
+@pytest.mark.parametrize("fault", ["power_off", "freeze", "stop_worker", "announce_preemption"])
+def test_what_a_raylet_can_suffer(train: Callable[..., HostsRun], fault: str) -> None:
+    run = train(steps=300)
+    run.await_step(20)
+    victim = run.hosts()[1]
+    workers = {host.index: run.worker_on(host) for host in run.hosts() if host is not victim}
+
+    run.strike(victim, fault)
+
+    run.await_step(80)
+    assert {host.index: run.worker_on(host) for host in run.hosts() if host is not victim} == workers
+    run.finish()
+
+
+@turn(1, 4)
+def test_what_needs_a_network_of_its_own_is_skipped_and_says_why(rig: Rig) -> None:
+    host = rig.hosts[1]
+    for strike in (
+        host.cut,
+        host.isolate,
+        lambda: host.cut_to(rig.hosts[0]),
+        lambda: host.slow("100mbit"),
+        lambda: host.blip(0.1),
+    ):
+        with pytest.raises(pytest.skip.Exception, match=f"cannot be .*: {REFUSED}"):
+            strike()
