@@ -4,7 +4,7 @@ Each side trains the same small GPT with three workers in steps of 50 ms; one of
 Measured is the longest time without a done step around that, how many done steps are done again, and how many samples.
 A figure of ours counts only if its ledger is exact and its ranks agree to the bit. Hosts are the matter of hosts.py.
 
-    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--event kill|stop]
+    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--repeats N]
 
 `--torchft` is the interpreter of an environment with torchft 0.2.0, which needs other pins than ours:
     python -m venv /tmp/torchft && /tmp/torchft/bin/pip install torchft==0.2.0 torch==2.13.0
@@ -201,7 +201,8 @@ def torchft(python: str, settings: dict[str, Any]) -> Side:
 def main() -> None:
     """Run the sides in turns and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two of each instead of five, and rivals are only killed")
+    parser.add_argument("--quick", action="store_true", help="two of each, and rivals are only killed")
+    parser.add_argument("--repeats", type=int, default=5, help="of each when not quick")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--torchft", metavar="PYTHON", help="of an environment with torchft 0.2.0")
     parser.add_argument("--only", action="append", default=[], help="of the sides, e.g. ours")
@@ -218,7 +219,7 @@ def main() -> None:
     for event in options.event or EVENTS:
         taking_part = {n: s for n, s in sides.items() if n == "ours" or event == "kill" or not options.quick}
         found: dict[str, list[Outcome]] = {name: [] for name in taking_part}
-        for repeat in range(2 if options.quick else 5):
+        for repeat in range(2 if options.quick else options.repeats):
             for name in chooser.sample(list(taking_part), len(taking_part)):
                 found[name].append(each := taking_part[name](chooser, EVENTS[event]))
                 gap = f"{each.gap_s:.3f} s" if each.gap_s < RECOVER_S else f"did not go on within {RECOVER_S:g} s"
