@@ -55,7 +55,7 @@ from elastic_trainer.resolve import order_of
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training.batches import make_batch
 from elastic_trainer.vocabulary import NAMESPACE
-from jobs.benchmarks.recovery import WARM_STEPS, session, strike
+from jobs.benchmarks.recovery import EVENTS, WARM_STEPS, session, strike
 from jobs.benchmarks.report import Report, median, p95
 from jobs.benchmarks.s3server import S3Server
 
@@ -304,7 +304,7 @@ def crashed(report: Report) -> bool:
     theirs = {"repeated": sum(n - 1 for n in counted.values()), "lost": 1001 - len(counted)}
     steps = -(-1001 // 12)
     with session(lambda f: [[sys.executable, "-m", "jobs.benchmarks.recovery_ours", f, "1001", str(steps)]]) as running:
-        strike(running, random.Random(0), signal.SIGKILL)
+        strike(running, random.Random(0), EVENTS["kill"])
         running.processes[0].wait(120)
         store = ObjectStore(f"{running.folder}/run")
         config = read_record(store, "run").history.config

@@ -1,8 +1,9 @@
-"""How long training stands still when a worker is killed or stopped: ours, Ray Train 2.60 and torchft 0.2.0, in turns.
+"""How long training stands still when a worker is killed, stopped or hangs: ours, Ray Train 2.60 and torchft 0.2.0.
 
-Each side trains the same small GPT with three workers in steps of 50 ms; one of the three gets SIGKILL, or SIGSTOP.
-Measured is the longest time without a done step around that, how many done steps are done again, and how many samples.
-A figure of ours counts only if its ledger is exact and its ranks agree to the bit. Hosts are the matter of hosts.py.
+In turns each side trains the same small GPT with three workers in steps of 50 ms; one of the three gets SIGKILL, or
+SIGSTOP, or waits for ever in its step. Measured is the longest time without a done step around that, how many done
+steps are done again, and how many samples. A figure of ours counts only if its ledger is exact and its ranks agree to
+the bit. Hosts are the matter of hosts.py.
 
     python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--repeats N]
 
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cluster.processes import kill_all, with_mark
+from elastic_trainer.control.events import TaskPhase
+from elastic_trainer.control.suspicion import FLOOR_S
 from elastic_trainer.data.ledger import audit
 from elastic_trainer.observability.journal import read_stream
 from elastic_trainer.reports.record import read_record
@@ -38,6 +41,7 @@ from elastic_trainer.resolve import order_of
 from elastic_trainer.storage.object_store import ObjectStore
 from jobs.benchmarks.marks import Mark, pause_after, read_marks
 from jobs.benchmarks.report import Report, median, p95
+from jobs.benchmarks.small_gpt import FOLDER
 
 MARK = "ELASTIC_TRAINER_BENCHMARK"
 WORKERS = 3
@@ -45,7 +49,11 @@ BATCH = 12  # samples of a step over all workers
 WARM_STEPS = 30  # before the kill
 AFTER_STEPS = 20  # after it
 START_S, RECOVER_S, END_S = 120.0, 90.0, 60.0
-EVENTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+EVENTS: dict[str, Callable[[str, int], None]] = {
+    "kill": lambda folder, pid: os.kill(pid, signal.SIGKILL),
+    "stop": lambda folder, pid: os.kill(pid, signal.SIGSTOP),
+    "deadlock": lambda folder, pid: Path(folder, f"{pid}.deadlock").touch(),
+}
 TORCHFT: dict[str, dict[str, Any]] = {
     "default": {"lighthouse": {"min_replicas": 2}, "manager": {}, "group": {}},
     # the best that was found for steps of 50 ms on one machine
@@ -66,7 +74,8 @@ class Outcome:
     is_right: bool
 
 
-Side = Callable[[random.Random, signal.Signals], Outcome]
+Event = Callable[[str, int], None]
+Side = Callable[[random.Random, Event], Outcome]
 
 
 class NotSeen(SystemExit):
@@ -83,7 +92,13 @@ class Session:
         self.processes = [self._start(command) for command in commands(self.folder)]
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {
+            **os.environ,
+            MARK: self.mark,
+            FOLDER: self.folder,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         return subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, start_new_session=True)
 
     def marks(self) -> list[Mark]:
@@ -123,8 +138,8 @@ def session(commands: Callable[[str], list[list[str]]]) -> Iterator[Session]:
         made.close()
 
 
-def strike(running: Session, chooser: random.Random, how: signal.Signals) -> tuple[float, int]:
-    """Signal the second worker in mid-training: the longest gap around it, and the done steps that were done again."""
+def strike(running: Session, chooser: random.Random, event: Event) -> tuple[float, int]:
+    """Strike the second worker in mid-training: the longest gap around it, and the done steps that were done again."""
     full = lambda marks: [mark for mark in marks if mark.world == WORKERS]  # noqa: E731
     running.await_marks(
         lambda marks: len({m.pid for m in full(marks)}) >= WORKERS and max(m.steps for m in full(marks)) >= WARM_STEPS,
@@ -134,12 +149,12 @@ def strike(running: Session, chooser: random.Random, how: signal.Signals) -> tup
     time.sleep(chooser.uniform(0.0, 0.3))
     victim = next(mark.pid for mark in reversed(running.marks()) if mark.rank == 1)
     at = time.monotonic()
-    os.kill(victim, how)
+    event(running.folder, victim)
     try:
         marks = running.await_marks(
             lambda marks: len({m.steps for m in marks if m.at > at and m.pid != victim}) >= AFTER_STEPS,
             RECOVER_S,
-            "steps after the signal",
+            "steps after the event",
         )
     except NotSeen:
         return RECOVER_S, 0
@@ -155,10 +170,10 @@ def agree(marks: list[Mark]) -> bool:
     return bool(sums) and all(len(found) == 1 for found in sums.values())
 
 
-def ours(chooser: random.Random, how: signal.Signals) -> Outcome:
+def ours(chooser: random.Random, event: Event) -> Outcome:
     """The run is stopped, saved, and its ledger recomputed."""
     with session(lambda folder: [[sys.executable, "-m", "jobs.benchmarks.recovery_ours", folder]]) as running:
-        gap, lost = strike(running, chooser, how)
+        gap, lost = strike(running, chooser, event)
         marks = running.marks()
         running.processes[0].send_signal(signal.SIGTERM)
         running.processes[0].wait(END_S)
@@ -170,10 +185,10 @@ def ours(chooser: random.Random, how: signal.Signals) -> Outcome:
         return Outcome(gap, lost, is_right)
 
 
-def ray_train(chooser: random.Random, how: signal.Signals) -> Outcome:
+def ray_train(chooser: random.Random, event: Event) -> Outcome:
     """Comes back from its last checkpoint."""
     with session(lambda folder: [[sys.executable, "-m", "jobs.benchmarks.recovery_raytrain", folder]]) as running:
-        return Outcome(*strike(running, chooser, how), is_right=True)
+        return Outcome(*strike(running, chooser, event), is_right=True)
 
 
 def torchft(python: str, settings: dict[str, Any]) -> Side:
@@ -191,9 +206,9 @@ def torchft(python: str, settings: dict[str, Any]) -> Side:
         groups = [[python, script, folder, str(number), address, json.dumps(own)] for number in range(WORKERS)]
         return [lighthouse, *groups]
 
-    def measure(chooser: random.Random, how: signal.Signals) -> Outcome:
+    def measure(chooser: random.Random, event: Event) -> Outcome:
         with session(commands) as running:
-            return Outcome(*strike(running, chooser, how), is_right=True)
+            return Outcome(*strike(running, chooser, event), is_right=True)
 
     return measure
 
@@ -245,8 +260,11 @@ def _tell(report: Report, event: str, found: dict[str, list[Outcome]]) -> None:
     if event == "kill":
         report.check("kill, median", median(mine), "<= 0.25 s", median(mine) <= 0.25)
         report.check("kill, p95", p95(mine), "<= 0.5 s", p95(mine) <= 0.5)
-    else:
+    elif event == "stop":
         report.check("stop, p95", p95(mine), "<= 1.5 s", p95(mine) <= 1.5)
+    else:
+        bound = FLOOR_S[TaskPhase.LOSS] + 0.5  # the budget in force: eight of these steps are shorter
+        report.check("deadlock, p95", p95(mine), f"<= {bound:g} s", p95(mine) <= bound)
     report.check(f"{event}, steps lost", sum(lost["ours"]), "0", sum(lost["ours"]) == 0)
     for name in gaps:
         if name != "ours":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 VOCABULARY, TOKENS = 1024, 32
+FOLDER = "ELASTIC_TRAINER_BENCHMARK_FOLDER"
 STEP_S = 0.05  # a step is filled up to this: it stands for an accelerator's work
 
 
@@ -57,6 +60,13 @@ def tokens_of(rows: int, seed: int) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (rows, TOKENS + 1), generator=torch.Generator().manual_seed(seed))
 
 
+def deadlock_of(pid: int) -> str:
+    """The file that has this process come to a stand in its next step."""
+    return os.path.join(os.environ.get(FOLDER, "/nonexistent"), f"{pid}.deadlock")
+
+
 def fill_up(began: float) -> None:
-    """Sleep until the step that began at this time has lasted STEP_S."""
+    """Sleep until the step that began at this time has lasted STEP_S; for good where a benchmark wants a deadlock."""
+    if os.path.exists(deadlock_of(os.getpid())):
+        threading.Event().wait()
     time.sleep(max(0.0, STEP_S - (time.monotonic() - began)))
