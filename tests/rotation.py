@@ -13,9 +13,14 @@ T = TypeVar("T")
 TODAY = int(time.time() // 86400)
 
 
-def rotating(cases: Sequence[Any], count: int) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize`: `count` of the cases, others each day, and the rest marked `soak`."""
-    today = {(TODAY * count + i) % len(cases) for i in range(count)}
+def rotating(cases: Sequence[Any], count: int, part: int = 0, parts: int = 1) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: `count` of the cases, others each time, and the rest marked `soak`.
+
+    With `parts` they take turns with other tests, as `turn` says. Both in one place: a test with a turn every third day
+    and three cases that change daily would run the same case for ever.
+    """
+    begin = TODAY // parts * count
+    today = {(begin + i) % len(cases) for i in range(count)} if TODAY % parts == part else set()
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if i in today else pytest.mark.soak)
         for i, case in enumerate(cases)

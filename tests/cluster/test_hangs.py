@@ -48,8 +48,7 @@ def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: f
     return out
 
 
-@turn(0, 2)
-@pytest.mark.parametrize("how", rotating(HANGS, 1))
+@pytest.mark.parametrize("how", rotating(HANGS, 1, 0, 2))
 def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
     fit: Fit, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,8 +71,7 @@ def test_a_worker_that_spins_or_waits_for_data_has_half_a_minute(
     assert "30.0 s are its budget there" in out
 
 
-@turn(1, 3)
-@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long", "calls back long"], 1))
+@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long", "calls back long"], 1, 1, 3))
 def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     worker_id = 0 if how == "calls back long" else 1  # only rank 0 is called back
     result = fit(HangingTask(how, worker_id=worker_id, step=STEP), steps=150, evaluate_every=75)

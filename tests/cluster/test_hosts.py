@@ -168,8 +168,7 @@ def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., H
     assert run.longest_pause() < 3.0
 
 
-@turn(1, 2)
-@pytest.mark.parametrize("seed", rotating(range(16), 1))
+@pytest.mark.parametrize("seed", rotating(range(16), 1, 1, 2))
 def test_two_faults_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
     train: Callable[..., HostsRun], seed: int
 ) -> None:
@@ -192,7 +191,6 @@ def test_two_faults_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
 COLLECT_S = 0.4  # long enough to strike in
 
 
-@turn(0, 2)
 @pytest.mark.parametrize(
     ("fault", "workers", "phase"),
     rotating(
@@ -204,6 +202,8 @@ COLLECT_S = 0.4  # long enough to strike in
             if workers > 2 or fault != "isolate"  # of two that do not reach each other either may go on
         ],
         1,
+        0,
+        2,
     ),
 )
 def test_a_fault_inside_a_save_or_a_rebuild_leaves_the_ledger_of_an_undisturbed_run(

@@ -9,7 +9,7 @@ import pytest
 from jobs.rig import Rig
 from tests.cluster.hosts_run import HOSTS, HostsRun
 from tests.raylets import Raylets
-from tests.rotation import turn
+from tests.rotation import rotating, turn
 
 REFUSED = "as if namespaces were refused"
 
@@ -24,10 +24,9 @@ def rig() -> Iterator[Rig]:
         made.close()
 
 
-@turn(1, 4)
-@pytest.mark.parametrize("fault", ["power_off", "freeze", "stop_worker", "announce_preemption"])
+@pytest.mark.parametrize("fault", rotating(["power_off", "freeze", "stop_worker", "announce_preemption"], 1, 1, 4))
 def test_what_a_raylet_can_suffer(train: Callable[..., HostsRun], fault: str) -> None:
-    run = train(steps=300)
+    run = train(steps=160)
     run.await_step(20)
     victim = run.hosts()[1]
     workers = {host.index: run.worker_on(host) for host in run.hosts() if host is not victim}
