@@ -22,6 +22,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from elastic_trainer.cluster.processes import command_of
+
 ROOT = Path(__file__).parent.parent
 SUBNET = "10.213.0"
 GCS_PORT = 6379
@@ -110,16 +112,9 @@ class Host:
 
     def pids(self, role: str = "") -> list[int]:
         """Its processes, as this machine numbers them, whose title or command line holds `role`."""
-        found = []
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
-        for pid in map(int, listed.split()):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if role in command:
-                found.append(pid)
-        return sorted(found)
+        commands = {pid: command_of(pid) for pid in map(int, listed.split())}
+        return sorted(pid for pid, command in commands.items() if command and role in command)
 
     # ---- faults
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from elastic_trainer.cluster.processes import kill_all, with_mark
+from elastic_trainer.cluster.processes import command_of, kill_all, with_mark
 from jobs.rig import Host, Rig
 
 MARK = "ELASTIC_TRAINER_RAYLET"
@@ -34,7 +34,8 @@ class Raylet(Host):
         return ["env", f"{MARK}={self._mark}", "RAY_AUTH_MODE=disabled", *command]
 
     def pids(self, role: str = "") -> list[int]:
-        return sorted(process.pid for process in with_mark(MARK, self._mark) if role in _command(process.pid))
+        pids = [process.pid for process in with_mark(MARK, self._mark)]
+        return sorted(pid for pid in pids if (command := command_of(pid)) and role in command)
 
     def power_off(self) -> None:
         self.had_fault = True
@@ -96,14 +97,6 @@ class Raylets(Rig):
 
     def _left(self) -> str:
         return "".join(f"{self.name}: {host.pids()}" for host in self.hosts if host.pids())
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
 
 
 def _free_port() -> int:

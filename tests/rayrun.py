@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from elastic_trainer.cluster.processes import ProcessId, kill_all, with_mark
+from elastic_trainer.cluster.processes import ProcessId, command_of, kill_all, with_mark
 
 ROOT = Path(__file__).parent.parent
 MARK = "ELASTIC_TRAINER_TEST"
@@ -97,15 +97,8 @@ class CommandRun:
 
     def pids(self, role: str) -> list[int]:
         """Processes of the run whose title or command line holds `role`, such as `ray::WorkerActor`."""
-        found = []
-        for process in with_mark(MARK, self.mark):
-            try:
-                command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if role in command:
-                found.append(process.pid)
-        return sorted(found)
+        pids = [process.pid for process in with_mark(MARK, self.mark)]
+        return sorted(pid for pid in pids if (command := command_of(pid)) and role in command)
 
     def await_pids(self, role: str, count: int, within_s: float = 60.0) -> list[int]:
         """The processes of that role, as soon as there are so many."""
@@ -149,10 +142,7 @@ class CommandRun:
 
     @staticmethod
     def _describe(process: ProcessId) -> str:
-        try:
-            return Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-        except OSError:
-            return "gone"
+        return command_of(process.pid)[:120] or "gone"
 
 
 def await_value(look: Callable[[], Any], within_s: float, complain: Callable[[], str]) -> Any:

@@ -72,6 +72,15 @@ def with_mark(name: str, value: str) -> list[ProcessId]:
     return found
 
 
+def command_of(pid: int) -> str:
+    """Its command line, or the title that it gave itself; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def kill_all(processes: Iterable[ProcessId], signum: signal.Signals = signal.SIGKILL) -> None:
     """Signal every one of `processes` that is still itself."""
     for process in processes:

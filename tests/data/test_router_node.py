@@ -10,6 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_trainer.cluster.local import LocalCluster
+from elastic_trainer.cluster.processes import command_of
 from tests.conftest import make_dataset
 from tests.data.routed import ROWS, Idle, Routed, Shifting, Sized
 from tests.rotation import turn
@@ -35,14 +36,10 @@ def test_the_preprocessing_node_is_killed(tmp_path: Path) -> None:
 
 
 def second_raylet(cluster: LocalCluster) -> int:
-    for folder in Path("/proc").iterdir():
-        try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace") if folder.name.isdigit() else ""
-        except OSError:
-            continue
-        if cluster.temp_folder in command and "sockets/raylet.1" in command and "/raylet/raylet" in command:
-            return int(folder.name)
-    raise AssertionError("there is no second raylet")
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    wanted = (cluster.temp_folder, "sockets/raylet.1", "/raylet/raylet")
+    (found,) = [pid for pid in pids if all(part in command_of(pid) for part in wanted)]
+    return found
 
 
 @turn(1, 2)
