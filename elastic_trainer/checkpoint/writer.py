@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class Writer:
         self._copy: _Copy | None = None
         self._settled = threading.Event()
         self._settled.set()
-        self._work: queue.SimpleQueue[tuple[_Copy, int, int, int]] = queue.SimpleQueue()
+        self._store: ObjectStore | None = None
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -126,24 +128,22 @@ class Writer:
 
     def _put(self, copy: _Copy, attempt: int, part: int, parts: int) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
+            self._thread = threading.Thread(target=_work_off, args=(self._work,), name="checkpoint", daemon=True)
             self._thread.start()
-        self._work.put((copy, attempt, part, parts))
+            weakref.finalize(self, self._work.put, None)
+        self._work.put(lambda: self._write_and_tell(copy, attempt, part, parts))
 
-    def _write_all(self) -> None:
-        store: ObjectStore | None = None
-        while True:
-            copy, attempt, part, parts = self._work.get()
-            if copy is not self._copy:
-                continue  # given up meanwhile
-            try:
-                store = store or self._open_store()
-                content = self._write(store, copy, attempt, part, parts)
-            except Exception as error:  # whatever it is: who waits for this part must hear of it
-                self._report(PiecesFailed(self._worker, copy.token, copy.steps, attempt, str(error)))
-            else:
-                if content is not None:
-                    self._report(PiecesWritten(self._worker, copy.token, copy.steps, attempt, content))
+    def _write_and_tell(self, copy: _Copy, attempt: int, part: int, parts: int) -> None:
+        if copy is not self._copy:
+            return  # given up meanwhile
+        try:
+            self._store = self._store or self._open_store()
+            content = self._write(self._store, copy, attempt, part, parts)
+        except Exception as error:  # whatever it is: who waits for this part must hear of it
+            self._report(PiecesFailed(self._worker, copy.token, copy.steps, attempt, str(error)))
+        else:
+            if content is not None:
+                self._report(PiecesWritten(self._worker, copy.token, copy.steps, attempt, content))
 
     def _write(self, store: ObjectStore, copy: _Copy, attempt: int, part: int, parts: int) -> str | None:
         mine = copy.layout.parts(parts)[part]
@@ -172,3 +172,10 @@ class Writer:
                 "versions": self._versions,
             }
         return json.dumps(said)
+
+
+def _work_off(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """One after the other, until None: knows its writer only while it writes, so that the two end together."""
+    while (write := work.get()) is not None:
+        write()
+        del write

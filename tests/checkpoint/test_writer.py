@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
@@ -165,3 +166,18 @@ def test_whatever_is_raised_while_writing_is_reported(tmp_path: Path) -> None:
         assert isinstance(report, PiecesFailed)
         assert "No such bucket" in report.detail
         ranks.writers[0].settle(steps, ranks.token)
+
+
+def test_the_thread_and_the_copy_of_a_writer_end_with_it(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    ranks = Ranks([ObjectStore(str(tmp_path))] * 2)
+    ranks.save(10, tensors_of(10))
+    made = [thread for thread in threading.enumerate() if thread not in before and thread.name == "checkpoint"]
+    assert len(made) == 2
+
+    del ranks
+    gc.collect()
+
+    for thread in made:
+        thread.join(10)
+        assert not thread.is_alive()
