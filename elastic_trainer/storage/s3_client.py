@@ -75,22 +75,22 @@ class S3Client(FsspecClient):
 
     def _make_bulk_store(self) -> S3Store:
         # the session knows what came from options, environment, profile or role: one place decides for both clients
-        self.fs.connect()
-        endpoint = self.fs.s3.meta.endpoint_url
-        session, loop = self.fs.session, self.fs.loop
+        fs = self.fs
+        fs.connect()
+        endpoint = fs.s3.meta.endpoint_url
 
-        def credentials() -> Any:
-            if self.fs.key is not None:
-                return _as_obstore(self.fs.key, self.fs.secret, self.fs.token, None)
-            frozen = asyncio.run_coroutine_threadsafe(_frozen(session), loop).result(SILENT_S)
+        def credentials() -> Any:  # without `self`: a cycle through what is not Python's is never freed
+            if fs.key is not None:
+                return _as_obstore(fs.key, fs.secret, fs.token, None)
+            frozen = asyncio.run_coroutine_threadsafe(_frozen(fs.session), fs.loop).result(SILENT_S)
             return _as_obstore(frozen.access_key, frozen.secret_key, frozen.token, datetime.now(UTC) + ASK_AGAIN)
 
         return S3Store(
             self.bucket,
             config={
                 "endpoint": endpoint,
-                "region": self.fs.s3.meta.region_name or "us-east-1",
-                "skip_signature": bool(self.fs.anon),
+                "region": fs.s3.meta.region_name or "us-east-1",
+                "skip_signature": bool(fs.anon),
                 "virtual_hosted_style_request": False,
             },
             client_options={
@@ -99,7 +99,7 @@ class S3Client(FsspecClient):
                 "timeout": timedelta(seconds=SILENT_S * 3),
             },
             retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=SILENT_S)},
-            credential_provider=None if self.fs.anon else credentials,
+            credential_provider=None if fs.anon else credentials,
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from elastic_trainer.errors import ConfigError, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
+from elastic_trainer.storage.s3_client import S3Client
 from tests.s3server import SECRET, FaultProxy, S3Server
 
 BIG = os.urandom(9 << 20)  # beyond what one request takes
@@ -164,3 +167,17 @@ def test_credentials_are_in_no_message(s3: S3Server) -> None:
 
     assert SECRET not in str(raised.value)
     assert SECRET not in repr(store)
+
+
+def test_a_client_that_moved_much_is_freed_with_its_store(s3: S3Server) -> None:
+    url = s3.url()
+    client = S3Client(url.removeprefix("s3://"), s3.options())
+    store = ObjectStore(url, client=client)
+    store.put("big.bin", BIG)
+    store.read_into("big.bin", 0, memoryview(bytearray(len(BIG))))
+    freed = weakref.ref(client)
+
+    del client, store
+    gc.collect()
+
+    assert freed() is None
