@@ -33,6 +33,7 @@ TESTED_ELSEWHERE = {
     "cluster/named_controller.py": "cluster/test_controller.py",
     "cluster/places.py": "cluster/test_hosts.py",  # hosts are lost and announced to go there
     "storage/client.py": "storage/test_object_store.py",  # each client runs every test of the store
+    "storage/clients.py": "storage/test_object_store.py",
     "storage/local_client.py": "storage/test_object_store.py",
     "storage/fsspec_client.py": "storage/test_object_store.py",
     "storage/s3_client.py": "storage/test_object_store.py",

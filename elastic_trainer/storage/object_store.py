@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from elastic_trainer.errors import StorageError
-from elastic_trainer.storage.client import Buffer, Client, ScatteringClient, client_for
+from elastic_trainer.storage.client import Buffer, Client, ScatteringClient
+from elastic_trainer.storage.clients import client_for
 from elastic_trainer.storage.deadline import Overdue, retried
 
 T = TypeVar("T")
