@@ -107,9 +107,9 @@ class TimeoutsConfig(_Section):
         description="How long a worker may stand still in a step before it is taken for hung and replaced; 15 times "
         "that, at least 30 s, while it uses the CPU. Unset: learned, 8 times its longest recent stay in the same "
         "phase, at least 2 s (30 s where it waits for data, evaluates or runs other code of the task). The first times "
-        "have 300 s: they may compile. Other bounds follow from it: twice that (60 s) without a step or a word of a "
-        "controller and a worker ends, since somebody else may have its place; what one that uses the CPU has, at "
-        "least 300 s, is how much later than others it may come to a collective or leave its group.",
+        "have 300 s: they may compile. Other bounds follow from it: after twice that, at least 60 s, without a step or "
+        "a word of a controller a worker ends, since somebody else may have its place; and what one has that uses the "
+        "CPU, at least 300 s, is how much later than others it may come to a collective or leave its group.",
     )
     orphan_s: Seconds = Field(
         600.0,
@@ -119,11 +119,11 @@ class TimeoutsConfig(_Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        stall_s = self.stall_s or 0.0
         _require(
-            self.orphan_s >= 2 * stall_s,
-            f"timeouts.orphan_s = {self.orphan_s:g} is shorter than twice timeouts.stall_s = {stall_s:g}: workers "
-            "would be ended before it is known that they stand still. Raise orphan_s or lower stall_s.",
+            self.save_s >= self.storage_s,
+            f"timeouts.save_s = {self.save_s:g} is shorter than timeouts.storage_s = {self.storage_s:g}: a save is "
+            "made of calls to the storage, and would be given up while one of them still has time. Raise save_s or "
+            "lower storage_s.",
         )
         return self
 

@@ -11,7 +11,9 @@ however it ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 SUBNET = "10.213.0"
 GCS_PORT = 6379
 START_S = 60.0  # eight seconds on two idle cores
+END_S = 30.0  # a killed process with gigabytes of memory on a busy machine
 RAY = str(Path(sys.executable).with_name("ray"))
 # Ray gives a silent node up after some six seconds instead of 15 to 60: what finds it sooner is ours, and a host that
 # is started again does not wait for its former self
@@ -42,18 +45,28 @@ RAYLET = ("--disable-usage-stats", "--object-store-memory=100000000", *PORTS)
 ENV = {**os.environ, "RAY_AUTH_MODE": "disabled", **HEALTH}
 
 
+SLOW = "rate {rate} burst 64kb latency 50ms"
+
+
 def why_not() -> str:
     """Why namespaces cannot be had here; empty where they can."""
     if shutil.which("ip") is None or shutil.which("nsenter") is None:
         return "the commands ip and nsenter are not installed"
     name = f"et{uuid.uuid4().hex[:8]}"
+    inside = f"ip netns exec {name}"
     try:
-        tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=10)
-        if tried.returncode:
-            return f"network namespaces are refused: {tried.stderr.strip()}"
-        nested = ["ip", "netns", "exec", name, "unshare", "-u", "-p", "-f", "--mount-proc", "true"]
-        tried = subprocess.run(nested, capture_output=True, text=True, timeout=10)
-        return "" if tried.returncode == 0 else f"process namespaces are refused: {tried.stderr.strip()}"
+        for what, command in (
+            ("network namespaces", f"ip netns add {name}"),
+            ("process namespaces", f"{inside} unshare -u -p -f --mount-proc true"),
+            ("bridges", f"{inside} ip link add b type bridge"),
+            ("virtual cables", f"{inside} ip link add v type veth peer name w"),
+            ("slow cables", f"{inside} tc qdisc add dev v root tbf {SLOW.format(rate='1mbit')}"),
+            ("isolated cables", f"{inside} bash -c 'ip link set v master b && bridge link set dev v isolated on'"),
+        ):
+            tried = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=10)
+            if tried.returncode:
+                return f"{what} are refused: {tried.stderr.strip()}"
+        return ""
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
@@ -112,25 +125,34 @@ class Host:
 
     def pids(self, role: str = "") -> list[int]:
         """Its processes, as this machine numbers them, whose title or command line holds `role`."""
+        here = _process_namespace(os.getpid())  # also of what only brought a command there
+        inside = [pid for pid in self._on_its_network() if _process_namespace(pid) not in (here, None)]
+        return sorted(pid for pid in inside if (command := command_of(pid)) and role in command)
+
+    def _on_its_network(self) -> list[int]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
-        commands = {pid: command_of(pid) for pid in map(int, listed.split())}
-        return sorted(pid for pid, command in commands.items() if command and role in command)
+        return [int(pid) for pid in listed.split()]
+
+    def signal_all(self, signum: signal.Signals) -> None:
+        """To each of its processes."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signum)
 
     # ---- faults
 
     def power_off(self) -> None:
         """Every process of it is gone at once."""
         self.had_fault = True
-        if self.init is not None:
-            first = self._first_pid()
-            if first is not None:
-                os.kill(first, signal.SIGKILL)
-            self.init.wait()
-            self.init = None
-        if self.ray is not None:
-            self.ray.kill()
-            self.ray.wait()
-            self.ray = None
+        first = self._first_pid()
+        if first is not None:
+            os.kill(first, signal.SIGKILL)
+        for bringer in (self.init, self.ray):  # they stop when what they brought is stopped, and nobody wakes them
+            if bringer is not None:
+                bringer.kill()
+                bringer.wait()
+        self.init = self.ray = None
+        _await(lambda: not self.pids(), END_S, lambda: f"left on {self.name}: {self.pids()}")
 
     def cut(self) -> None:
         """Nothing comes in or goes out any more."""
@@ -154,25 +176,22 @@ class Host:
 
     def slow(self, rate: str) -> None:
         """Its cable carries no more than `rate`, such as 100mbit."""
-        self._rig.on_hub(*f"tc qdisc replace dev {self.link} root tbf rate {rate} burst 64kb latency 50ms".split())
+        self.had_fault = True
+        self._rig.on_hub(*f"tc qdisc replace dev {self.link} root tbf {SLOW.format(rate=rate)}".split())
 
     def freeze(self) -> None:
         """Its processes stand still, its network answers."""
         self.had_fault = True
-        for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
+        self.signal_all(signal.SIGSTOP)
 
     def announce_preemption(self) -> None:
         """SIGTERM to `ray start --block`, as a cloud's agent sends it."""
         self.had_fault = True
-        assert self.ray is not None
-        first = next(pid for pid in self.pids("start") if pid != self.ray.pid)
-        os.kill(first, signal.SIGTERM)
+        os.kill(self.pids(f"{RAY} start")[0], signal.SIGTERM)
 
     def heal(self) -> None:
         """Undo what can be undone: cuts, isolation, slowness, a freeze."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGCONT)
+        self.signal_all(signal.SIGCONT)
         self._rig.on_hub("ip", "link", "set", self.link, "up")
         self._rig.on_hub("bridge", "link", "set", "dev", self.link, "isolated", "off")
         subprocess.run(
@@ -228,10 +247,12 @@ class Rig:
         self.on_hub("ip", "link", "add", "bridge0", "type", "bridge")
         self.on_hub("ip", "link", "set", "bridge0", "up")
         self.on_hub("ip", "addr", "add", f"{SUBNET}.254/24", "dev", "bridge0")
-        known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
         for host in self.hosts:
             (folder := Path("/etc/netns") / host.name).mkdir(parents=True)
-            (folder / "hosts").write_text(known)
+            # as Debian has it: a host's own name is an address at which no other can reach it
+            own = f"127.0.0.1 localhost\n127.0.1.1 {host.name}\n"
+            others = "".join(f"{each.address} {each.name}\n" for each in self.hosts if each is not host)
+            (folder / "hosts").write_text(own + others)
             # a name server that refuses at once; one that is out of reach costs every process ten seconds
             (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
             subprocess.run(["ip", "netns", "add", host.name], check=True)
@@ -317,6 +338,13 @@ class Rig:
 
     def _left(self) -> str:
         return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def _process_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
 
 
 def _await(look: Callable[[], bool], within_s: float, complain: Callable[[], str]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 
 import pytest
 
 from elastic_trainer.cluster.processes import command_of, kill_all, with_mark
-from jobs.rig import Host, Rig
+from jobs.rig import END_S, Host, Rig
 
 MARK = "ELASTIC_TRAINER_RAYLET"
 
@@ -39,11 +40,15 @@ class Raylet(Host):
 
     def power_off(self) -> None:
         self.had_fault = True
-        for _ in range(2):  # what was being forked meanwhile
-            kill_all(with_mark(MARK, self._mark), signal.SIGKILL)
         if self.ray is not None:
+            self.ray.kill()
             self.ray.wait()
             self.ray = None
+        deadline = time.monotonic() + END_S
+        while left := with_mark(MARK, self._mark):
+            assert time.monotonic() < deadline, left
+            kill_all(left, signal.SIGKILL)
+            time.sleep(0.01)
 
     def announce_preemption(self) -> None:
         self.had_fault = True
@@ -51,8 +56,7 @@ class Raylet(Host):
         os.kill(self.ray.pid, signal.SIGTERM)
 
     def heal(self) -> None:
-        for pid in self.pids():
-            os.kill(pid, signal.SIGCONT)
+        self.signal_all(signal.SIGCONT)
 
     def cut(self) -> None:
         self._cannot("cut off")

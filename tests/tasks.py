@@ -9,12 +9,14 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.training.run import Run
 from elastic_trainer.training.task import TrainTask
 from tests import harness_worker
@@ -320,6 +322,14 @@ class HangingTask(NetTask):
                 getattr(self, f"_{how.replace(' ', '_')}")()
         return super().loss(model, batch)
 
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        self.scheduler = telling_scheduler(optimizer, self._collects)
+        return self.scheduler
+
+    def _collects(self) -> None:
+        if self._is_due("save") and self.run.position.phase is TaskPhase.SAVE:
+            threading.Event().wait()
+
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
         if self._is_due("evaluates long"):
             time.sleep(20)
@@ -356,6 +366,17 @@ class HangingTask(NetTask):
         self.worker_id = -1
 
 
+def telling_scheduler(optimizer: torch.optim.Optimizer, collects: Callable[[], None]) -> Any:
+    """A scheduler that calls `collects` whenever its state is asked for."""
+
+    class Telling(torch.optim.lr_scheduler.MultiStepLR):
+        def state_dict(self) -> dict[str, Any]:
+            collects()
+            return super().state_dict()
+
+    return Telling(optimizer, [10, 20], gamma=0.5)
+
+
 class SlowToCollectTask(NetTask):
     """Takes its time whenever its state is collected on a worker, and tells in a file in which phase that is."""
 
@@ -369,15 +390,13 @@ class SlowToCollectTask(NetTask):
         super().train(run)
 
     def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        class Slow(torch.optim.lr_scheduler.MultiStepLR):
-            def state_dict(slow) -> dict[str, Any]:  # noqa: N805
-                with open(self.told, "a") as told:
-                    told.write(f"{self.run.worker} {self.run.position.phase.value}\n")
-                time.sleep(self.seconds)
-                return super().state_dict()
-
-        self.scheduler = Slow(optimizer, [10, 20], gamma=0.5)
+        self.scheduler = telling_scheduler(optimizer, self._collects)
         return self.scheduler
+
+    def _collects(self) -> None:
+        with open(self.told, "a") as told:
+            told.write(f"{self.run.worker} {self.run.position.phase.value}\n")
+        time.sleep(self.seconds)
 
 
 class SlowBuildTask(NetTask):

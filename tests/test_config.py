@@ -55,8 +55,8 @@ def told(**fields: Any) -> str:
         ),
         ({"data": {"train": "d", "storage_options": {"key": "x"}}}, "data.storage_options has key, but data.train"),
         (
-            {"timeouts": {"stall_s": 400.0}},
-            "timeouts.orphan_s = 600 is shorter than twice timeouts.stall_s = 400",
+            {"timeouts": {"save_s": 20.0}},
+            "timeouts.save_s = 20 is shorter than timeouts.storage_s = 30: a save is made of calls to the storage",
         ),
         ({"scaling": {"resources_per_worker": {"CPU": 0}}}, "scaling.resources_per_worker.CPU = 0 should be greater"),
     ],

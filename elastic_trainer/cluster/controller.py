@@ -189,16 +189,18 @@ class Controller:
         while not self._is_ending:
             deadline = self._machine.next_deadline()
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            event: e.Event = e.TimePassed()
+            event: e.Event | None = None
             if self._events.empty():
                 with contextlib.suppress(TimeoutError):
                     event = await asyncio.wait_for(self._events.get(), timeout)
             else:
                 event = self._events.get_nowait()
-            if late_s := lag.take():  # first: what comes now is judged by the clock, and the others with it
-                self._handle(e.TimePassed(late_s))
-            if not self._is_ending:
+            if late_s := lag.take():
+                self._handle(e.HeldUp(late_s))
+            if event is not None:
                 self._handle(event)
+            elif not late_s:  # else what has come meanwhile is heard before time passes
+                self._handle(e.TimePassed())
 
     def _drains(self, nodes: dict[str, float]) -> None:
         self._units.places.draining = set(nodes)

@@ -20,6 +20,7 @@ class Lag:
         """Look again and again; ends with the loop."""
         while True:
             self._look()
+            self._at = time.monotonic()
             await asyncio.sleep(TICK_S)
 
     def take(self) -> float:
@@ -29,8 +30,7 @@ class Lag:
         return late_s
 
     def _look(self) -> None:
-        now = time.monotonic()
-        late_s = now - self._at - TICK_S
-        self._at = now
+        late_s = time.monotonic() - self._at - TICK_S
         if late_s >= LEAST_S:
             self._late_s += late_s
+            self._at += late_s

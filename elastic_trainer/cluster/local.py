@@ -29,7 +29,7 @@ from elastic_trainer.errors import ClusterError
 from elastic_trainer.vocabulary import NAMESPACE
 
 START_S = 120.0  # a cold disk and a busy machine were seen to take 20 s for three raylets
-END_S = 15.0  # a tenth of a second on idle cores
+END_S = 15.0  # to kill some dozens of processes takes a tenth of a second, and longer where others have the cores
 
 
 class LocalCluster:

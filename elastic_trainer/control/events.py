@@ -34,7 +34,8 @@ class TaskPhase(StrEnum):
     APPLY = "apply"
     BETWEEN = "between steps"
     EVALUATE = "evaluate"
-    SAVE = "save"
+    SAVE = "save"  # copies the state
+    UPLOAD = "upload"  # waits until the copy of a save is written
     END = "end"
 
 
@@ -332,9 +333,14 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """A deadline came; what it means is for the machine to say. `late_s`: for so long its shell could hear nobody."""
+    """A deadline came; what it means is for the machine to say."""
 
-    late_s: float = 0.0
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """For so many seconds until now the machine's shell could hear nobody, so that silence shows nothing."""
+
+    seconds: float
 
 
 Event = (
@@ -363,4 +369,5 @@ Event = (
     | HostsProbed
     | NodesDraining
     | TimePassed
+    | HeldUp
 )

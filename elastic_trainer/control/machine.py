@@ -162,8 +162,9 @@ class Machine:
             case e.NodesDraining():
                 return draining.announced(self.state, event, now)
             case e.TimePassed():
-                suspicion.excuse(self.state, event.late_s)
                 return self._time_passed(now)
+            case e.HeldUp():
+                suspicion.excuse(self.state, event.seconds)
             case _:
                 assert_never(event)
         return []
@@ -283,7 +284,7 @@ class Machine:
         if steps > self.state.done:
             self.state.done = steps
             self.state.first_failure = ""
-            self.state.failed_forms = self.state.hung_in_a_row = 0
+            self.state.failed_forms = 0
             for other in self.state.workers.values():
                 if other.worker in self.state.group:
                     other.deaths = 0

@@ -146,7 +146,7 @@ class State:
     drain_is_told: bool = False  # that workers there must stay
     slots: int = 1 << 30  # worker ids below are wanted
     formed_with: tuple[int, int] = (1, 1 << 30)  # the least and the most that counted for the present generation
-    hung_in_a_row: int = 0  # workers killed because they stood still, without a step done in between
+    hung_at: list[float] = field(default_factory=list)  # when workers were killed lately because they stood still
     suspected: int = 0  # workers given up on suspicion, in all
     relieved: list[Worker] = field(default_factory=list)  # slow members with fewer logical ranks
     rebalance_at: float = 0.0  # not before that logical ranks are dealt anew

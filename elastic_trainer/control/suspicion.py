@@ -29,6 +29,7 @@ AGAIN_S = 10.0  # until those who could not reach each other try again: networks
 LEARNED = 5  # stays in a phase; before that anything may take long: compilation, cold caches
 FIRST_S = 300.0
 TIMES = 8.0
+RATE_S = 600.0  # each kill in so long doubles the budget: who judges wrongly is slower and slower to judge again
 BUSY_TIMES, BUSY_S = 15.0, 30.0  # garbage collection, recompilation, a slow piece of the task's own code
 # where nothing but computation goes on two seconds are long; elsewhere disks, networks and services are waited for
 FLOOR_S = {
@@ -37,6 +38,7 @@ FLOOR_S = {
     TaskPhase.DATA: 30.0,
     TaskPhase.BETWEEN: 30.0,
     TaskPhase.EVALUATE: 30.0,
+    TaskPhase.SAVE: 30.0,
 }
 IN_STEP = (TaskPhase.DATA, TaskPhase.LOSS, TaskPhase.REDUCE, TaskPhase.APPLY)
 _FOR_OTHERS = (TaskPhase.REDUCE, TaskPhase.FORM, TaskPhase.STATE)
@@ -71,7 +73,7 @@ def heard(state: State, event: Beat, now: float) -> list[Effect]:
 
 
 def excuse(state: State, late_s: float) -> None:
-    """The judge itself was held up for so long: nobody else is to blame for that time."""
+    """The judge itself was held up for so many seconds: nobody else is to blame for that time."""
     for host in state.hosts.values():
         host.heard_at += late_s
     for seen in state.seen.values():
@@ -145,8 +147,11 @@ def longest_busy_s(stall_s: float | None) -> float:
 
 
 def fence_after_s(stall_s: float | None) -> float:
-    """When a worker that does no step and hears of no controller has to take itself for given up."""
-    return 2 * (stall_s or FLOOR_S[TaskPhase.DATA])
+    """When a worker that does no step and hears of no controller has to take itself for given up.
+
+    Not sooner than a controller needs to be back on a busy machine, however short the budget: all workers would end.
+    """
+    return 2 * max(stall_s or 0.0, BUSY_S)
 
 
 # ---- evidence
@@ -231,12 +236,13 @@ def _standing(state: State, limits: Limits, now: float) -> list[Effect]:
             continue
         if not _is_heard(state, seen, now):  # nothing is known of it, and that is another matter
             continue
-        budget *= 2**state.hung_in_a_row  # who judged wrongly is slower to judge again
+        recent = [at for at in state.hung_at if now - at < RATE_S]
+        budget *= 2 ** len(recent)
         # where a mute worker is now is not where it was: only the time since it told counts
         since = max(seen.since, seen.told_at) if seen.is_mute else seen.since
         if now - since < budget:
             continue
-        state.hung_in_a_row += 1
+        state.hung_at = [*recent, now]
         how = "while it used the CPU" if seen.is_busy else "and slept"
         why = f"it stood still for {now - since:.1f} s{_where(seen)} {how}; {budget:.1f} s are its budget there"
         others = "; ".join(f"{each.worker}{_where(each)}" for each in _living(state))
@@ -268,7 +274,8 @@ def _apart(state: State) -> tuple[str, ...]:
 
 def _pairs(state: State, unreachable: tuple[tuple[str, str], ...]) -> str:
     known = [(a, b) for a, b in unreachable if a in state.hosts and b in state.hosts]
-    return ", ".join(f"{state.hosts[a].name} and {state.hosts[b].name}" for a, b in known)
+    named = {node: f"{host.name} ({host.address})" for node, host in state.hosts.items()}
+    return ", ".join(f"{named[a]} and {named[b]}" for a, b in known)
 
 
 def _all_wait(state: State, now: float) -> list[Seen] | None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from elastic_trainer.control.events import TaskPhase, Whereabouts
 
-PACE_OVER = 16  # stays in forward and backward
+PACE_OVER = 7  # stays in forward and backward: four slow ones tell, and three are chance
 KEPT = 64  # stays of each phase: some ten steps, so that what was slow once does not count for good
 
 

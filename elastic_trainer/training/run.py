@@ -290,17 +290,14 @@ class Run:
                 self._give_up(step)
             leaves = self._boundary.come_to(step, evaluates=evaluate_batch is not None)
             if leaves is Left.STOPPED:
-                self.position.enter(TaskPhase.SAVE)
                 self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
             elif leaves is None:
                 self._evaluate_if_due(evaluate_batch)
             if self.saver.is_agreed:
-                self.position.enter(TaskPhase.SAVE)
                 self.saver.save(self.held.registered, self._place())
             self.position.enter(TaskPhase.BETWEEN, step.number + 1)
             if leaves is not None:
                 return self._leave(leaves, "")
-        self.position.enter(TaskPhase.SAVE)
         self.saver.save_last(self.held.registered, self._place(), self.raise_if_aborted)
         self.position.enter(TaskPhase.END)
         self.mailbox.report(WorkerFinished(self.worker, self.token))

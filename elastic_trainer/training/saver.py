@@ -22,6 +22,7 @@ from elastic_trainer.checkpoint.layout import Layout, TensorInfo
 from elastic_trainer.checkpoint.manifest import Manifest
 from elastic_trainer.checkpoint.writer import Writer
 from elastic_trainer.control.effects import SaveGeneration, SettleSave, WritePieces
+from elastic_trainer.control.events import TaskPhase
 from elastic_trainer.errors import Damaged, StorageError
 from elastic_trainer.storage.object_store import ObjectStore
 from elastic_trainer.training.mailbox import Mailbox, SaveOrder
@@ -59,6 +60,7 @@ class Saver:
     def __init__(self, worker: Worker, settings: TrainSettings, mailbox: Mailbox) -> None:
         self._settings = settings
         self._worker = worker
+        self._position = mailbox.position
         self._writer = Writer(worker, settings.open_store, mailbox.report, versions())
         self._is_latched = False
         self._is_agreed = False
@@ -105,6 +107,7 @@ class Saver:
     def save_last(self, state: RegisteredState, place: Place, check: Callable[[], None]) -> None:
         """Save a state behind which none follows, after the save in flight; `check` may raise to give it up."""
         deadline = time.monotonic() + self._settings.save_s
+        self._position.enter(TaskPhase.UPLOAD)
         while self._writer.is_busy and time.monotonic() < deadline:
             self._writer.await_idle(0.05)
             check()
@@ -112,6 +115,7 @@ class Saver:
             self._begin(state, place)
 
     def _begin(self, state: RegisteredState, place: Place) -> None:
+        self._position.enter(TaskPhase.SAVE)
         described = describe(state.collect())
         layout = Layout(
             tuple(

@@ -115,8 +115,7 @@ class HostRun:
 
     def _signal(self) -> None:
         for pid in self._rig.hosts[0].pids("elastic_trainer run"):
-            if pid != self._process.pid:  # which only brought it onto the host, and ends with it
-                os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
 
 
 def of_fault(fault: Callable[[Host], None], left: int) -> Callable[[Rig, Path], Pause]:

@@ -5,7 +5,7 @@ SIGSTOP, or waits for ever in its step. Measured is the longest time without a d
 steps are done again, and how many samples. A figure of ours counts only if its ledger is exact and its ranks agree to
 the bit. Hosts are the matter of hosts.py.
 
-    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--repeats N]
+    python -m jobs.benchmarks.recovery [--quick] [--json FILE] [--torchft PYTHON] [--only NAME] [--event NAME]
 
 `--torchft` is the interpreter of an environment with torchft 0.2.0, which needs other pins than ours:
     python -m venv /tmp/torchft && /tmp/torchft/bin/pip install torchft==0.2.0 torch==2.13.0

@@ -43,12 +43,12 @@ def test_hosts_come_for_a_run_are_replaced_and_go_when_it_is_over(rig: Rig, tmp_
         run.await_line(f"{HOSTS} workers from step", 120)
         assert cloud.launched == HOSTS
         lost = cloud.hosts()[1]
+        seen = len(run.lines)
         lost.power_off()
 
         await_value(lambda: True if cloud.launched > HOSTS else None, 90, lambda: f"{run.output}\n{rig.logs()}")
-        seen = len(run.lines)
         await_value(
-            lambda: True if any(f"{HOSTS} workers from step" in line for line in run.lines[seen - 3 :]) else None,
+            lambda: True if any(f"{HOSTS} workers from step" in line for line in run.lines[seen:]) else None,
             90,
             lambda: f"{run.output}\n{rig.logs()}",
         )

@@ -24,7 +24,7 @@ from tests.tasks import HangingTask, NetTask, SlowBuildTask, SlowToCollectTask, 
 STEP = 60
 HANGS = ["deadlock", "holds the interpreter"]
 # how long they take to be judged is in their nature: half a minute while the CPU is used, or data is waited for
-LONG_HANGS = ["spin", "loader"]
+LONG_HANGS = ["spin", "loader", "save"]
 
 
 def longest_pause(path: str) -> float:
@@ -35,7 +35,8 @@ def longest_pause(path: str) -> float:
 
 
 def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: float) -> str:
-    result = fit(HangingTask(how, worker_id=1, step=STEP), steps=200)
+    # enough saves before it, so that their time is known
+    result = fit(HangingTask(how, worker_id=1, step=STEP), steps=200, checkpoint={"every_steps": 8})
     out = capsys.readouterr().out
     summary = result.summary
     assert summary["status"] == "finished"
@@ -64,7 +65,7 @@ def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", LONG_HANGS)
-def test_a_worker_that_spins_or_waits_for_data_has_half_a_minute(
+def test_a_worker_that_spins_waits_for_data_or_hangs_in_a_save_has_half_a_minute(
     fit: Fit, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = check_hang(fit, how, capsys, most_s=45.0)
@@ -137,12 +138,32 @@ def test_a_slow_worker_gets_fewer_slices(fit: Fit) -> None:
     assert (summary["samples_missing"], summary["samples_repeated"], summary["steps_redone"]) == (0, 0, 0)
 
 
-@turn(1, 6)
-def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit) -> None:
-    result = fit(SlowBuildTask(10.0), KillAt([(40, (1,))]), steps=1200)
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [pytest.param(10.0, 1200, marks=turn(1, 6)), pytest.param(60.0, 6000, marks=pytest.mark.soak)],
+)
+def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit, seconds: float, steps: int) -> None:
+    result = fit(SlowBuildTask(seconds), KillAt([(40, (1,))]), steps=steps)
     assert [each["world_size"] for each in result.summary["generations"]] == [3, 2, 3]
     assert result.summary["steps_redone"] == 0
     assert longest_pause(result.path) < 3.0
+
+
+@turn(5, 6)
+def test_a_controller_that_stands_still_for_seconds_blames_nobody_for_their_silence(start: Start) -> None:
+    run = start(steps=2500, scaling={"max_workers": 3, "resources_per_worker": {"CPU": 0.5}})
+    run.await_line("3 workers from step 0", 120)
+    controller = run.pids("ray::Controller")[0]
+    for _ in range(3):
+        os.kill(controller, signal.SIGSTOP)
+        time.sleep(3.0)
+        os.kill(controller, signal.SIGCONT)
+        time.sleep(0.5)
+
+    assert run.end(120) == 0, run.output
+    summary = run.summary()
+    assert len(summary["generations"]) == 1, run.output
+    assert summary["workers_given_up"] == 0
 
 
 LOADED_S = float(os.environ.get("LOADED_S", "10"))

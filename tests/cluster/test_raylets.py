@@ -33,7 +33,7 @@ def test_what_a_raylet_can_suffer(train: Callable[..., HostsRun], fault: str) ->
 
     run.strike(victim, fault)
 
-    run.await_step(80)
+    run.command.await_line("generation 2: 2 workers from step", 30)
     assert {host.index: run.worker_on(host) for host in run.hosts() if host is not victim} == workers
     run.finish()
 
