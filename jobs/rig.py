@@ -58,10 +58,13 @@ def why_not() -> str:
         for what, command in (
             ("network namespaces", f"ip netns add {name}"),
             ("process namespaces", f"{inside} unshare -u -p -f --mount-proc true"),
-            ("bridges", f"{inside} ip link add b type bridge"),
-            ("virtual cables", f"{inside} ip link add v type veth peer name w"),
-            ("slow cables", f"{inside} tc qdisc add dev v root tbf {SLOW.format(rate='1mbit')}"),
-            ("isolated cables", f"{inside} bash -c 'ip link set v master b && bridge link set dev v isolated on'"),
+            ("bridges", f"{inside} ip link add name bridge0 type bridge"),
+            ("virtual cables", f"{inside} ip link add name cable0 type veth peer name cable1"),
+            ("slow cables", f"{inside} tc qdisc add dev cable0 root tbf {SLOW.format(rate='1mbit')}"),
+            (
+                "isolated cables",
+                f"{inside} bash -c 'ip link set cable0 master bridge0 && bridge link set dev cable0 isolated on'",
+            ),
         ):
             tried = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=10)
             if tried.returncode:

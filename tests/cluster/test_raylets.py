@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from jobs.rig import Rig
+from jobs.rig import Rig, why_not
 from tests.cluster.hosts_run import HOSTS, HostsRun
 from tests.raylets import Raylets
 from tests.rotation import rotating, turn
@@ -50,3 +52,16 @@ def test_what_needs_a_network_of_its_own_is_skipped_and_says_why(rig: Rig) -> No
     ):
         with pytest.raises(pytest.skip.Exception, match=f"cannot be .*: {REFUSED}"):
             strike()
+
+
+def test_hosts_are_had_where_namespaces_are() -> None:
+    """Else a mistake in looking for them would have everybody test raylets, and nobody notice."""
+    name = f"et{uuid.uuid4().hex[:8]}"
+    try:
+        tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"no hosts here: {error}")
+    if tried.returncode:
+        pytest.skip(f"no hosts here: {tried.stderr.strip()}")
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    assert why_not() == ""

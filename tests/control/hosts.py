@@ -13,7 +13,7 @@ from elastic_trainer.vocabulary import Token, Worker
 
 BEAT_S = 0.15
 TOKEN = Token(1, 1)
-W = [Worker(number, 0) for number in range(4)]
+W = [Worker(number, 0) for number in range(8)]
 
 
 class Cluster:

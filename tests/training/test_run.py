@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -321,11 +323,13 @@ def test_rebuilds_leave_a_survivors_memory_descriptors_and_threads_as_they_were(
 
     assert outcome.status == "stopped", outcome.reason
     assert outcome.audit.bad_steps() == []
-    first = found[10]
-    for each in found[11:]:
-        assert each.descriptors - first.descriptors <= 16, found
-        assert each.threads - first.threads <= 12, found
-    assert found[-1].resident <= 1.05 * first.resident, found
+    half = 10 + (len(found) - 10) // 2
+    early, late = found[10:half], found[half:]
+    for name in ("descriptors", "threads"):  # a group that is kept aside for a while comes and goes
+        grown = median(getattr(each, name) for each in late) - median(getattr(each, name) for each in early)
+        assert grown <= len(late) / 8, found
+    assert found[-1].resident <= 1.05 * found[10].resident, found
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.timeout(600)
