@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from elastic_trainer.control.events import TaskPhase
+from elastic_trainer.errors import CollectiveFailed
 from elastic_trainer.training.run import Run
 from elastic_trainer.training.task import TrainTask
+from elastic_trainer.vocabulary import Worker
 from tests import harness_worker
 
 
@@ -480,3 +482,21 @@ class RestoredTask(NetTask):
                 began_at=self.run.steps_done, began_with=state_digest(self.model, self.optimizer)
             )
         return super().loss(model, batch)
+
+
+class UnluckyTask(NetTask):
+    """The first group of one worker stands, and it says that it does not."""
+
+    def train(self, run: Run) -> None:
+        form, tries = run.backend.form, []
+
+        def form_in_vain(*arguments: Any) -> None:
+            form(*arguments)
+            tries.append(arguments)
+            if len(tries) == 1:
+                run.backend.destroy()
+                raise CollectiveFailed("the first formation fails here")
+
+        if run.worker == Worker(1, 0):
+            run.backend.form = form_in_vain
+        super().train(run)

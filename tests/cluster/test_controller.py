@@ -20,7 +20,15 @@ from elastic_trainer.resolve import resolve
 from tests.cluster.fits import STEPS, Fit, KillAt, ledger
 from tests.rayrun import job_config
 from tests.rotation import rotating, turn
-from tests.tasks import NetTask, PoisonedTask, RaisingTask, ShapelessLossTask, UnreachableLossTask, WrongColumnTask
+from tests.tasks import (
+    NetTask,
+    PoisonedTask,
+    RaisingTask,
+    ShapelessLossTask,
+    UnluckyTask,
+    UnreachableLossTask,
+    WrongColumnTask,
+)
 
 SLOW = functools.partial(NetTask, delay_s=0.005)
 
@@ -110,6 +118,16 @@ def fails(fit: Fit, task: Any, **fields: Any) -> str:
         fit(task, **fields)
     assert time.monotonic() - start < 60, "a bad task must be told within seconds"
     return str(caught.value)
+
+
+@turn(0, 3)
+def test_an_error_while_the_group_is_set_up_is_tried_again_and_the_next_run_can_start(fit: Fit) -> None:
+    """Ray Train 2.60 ends the run and leaks its placement group, so that the next one waits for ever."""
+    first, second = fit(UnluckyTask(), steps=30), fit(NetTask(), steps=30, name="next")
+
+    assert first.summary["status"] == second.summary["status"] == "finished"
+    assert len(first.summary["generations"]) >= 1
+    assert (first.summary["samples_missing"], first.summary["samples_repeated"]) == (0, 0)
 
 
 @turn(2, 3)
