@@ -23,7 +23,7 @@ def losses(run: CommandRun) -> dict[str, Any]:
     return summary
 
 
-@turn(2, 3)
+@turn(2, 6)
 def test_a_killed_router_changes_nothing(start: Start) -> None:
     run = start(**FIELDS)
     run.await_line("data: preprocessed by Ray Data on 1 CPU")
@@ -39,7 +39,7 @@ def test_a_killed_router_changes_nothing(start: Start) -> None:
     assert routed["final_loss"] == pytest.approx(losses(direct)["final_loss"], rel=1e-9)
 
 
-@turn(1, 3)
+@turn(4, 6)
 def test_without_a_cpu_for_ray_data_the_workers_do_it_and_the_run_says_so(start: Start) -> None:
     run = start(**FIELDS, scaling={"max_workers": 2, "resources_per_worker": {"CPU": 1}})
     assert run.end(120) == 0, run.output

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.rayrun import CommandRun
-from tests.rotation import rotating
+from tests.rotation import rotating, turn
 
 Start = Callable[..., CommandRun]
 
@@ -42,7 +42,7 @@ def fields_for(phase: str) -> dict[str, Any]:
 STOPS = [(phase, signum) for signum in (signal.SIGINT, signal.SIGTERM) for phase in PHASES]
 
 
-@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 2))
+@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 1))
 def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.Signals, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -58,6 +58,7 @@ def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.
         assert run.summary()["samples_missing"] == 0
 
 
+@turn(1, 2)
 def test_a_second_signal_does_not_wait_for_the_step(start: Start) -> None:
     run = start(task="tests.tasks:StuckTask", task_args={})
     run.await_line("stuck now")
@@ -94,6 +95,7 @@ def test_a_finished_run_leaves_nothing_and_a_whole_summary(start: Start) -> None
     assert run.lines[-1] == str(run.summary_path)
 
 
+@turn(0, 2)
 def test_a_workers_children_end_with_it(start: Start) -> None:
     run = start(task="tests.tasks:ForkingTask", task_args={})
     run.await_pids("sleep 1234", 2)

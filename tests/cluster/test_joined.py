@@ -243,7 +243,7 @@ def test_two_submissions_at_once_are_one_run_and_a_third_must_agree(tmp_path: Pa
         cluster.end()
 
 
-@turn(2, 3)
+@turn(2, 6)
 def test_a_missing_cluster_and_a_missing_token_are_explained(tmp_path: Path, dataset: str) -> None:
     job = write_job(tmp_path, dataset)
     cluster = RayCluster("token", tmp_path)

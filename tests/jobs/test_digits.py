@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.clean_up()
 
 
-@turn(0, 2)
+@turn(0, 4)
 def test_the_demonstration_holds_what_it_shows(digits: Path, tmp_path: Path, start: Start) -> None:
     run = start("-m", "jobs.digits.demo", "--data", str(digits), "--storage", str(tmp_path))
 
@@ -56,7 +56,7 @@ def test_the_demonstration_holds_what_it_shows(digits: Path, tmp_path: Path, sta
     assert summary["evaluation"]["accuracy"] >= 0.95
 
 
-@turn(0, 2)
+@turn(2, 4)
 def test_the_job_reaches_the_accuracy_of_a_plain_loop(digits: Path, tmp_path: Path, start: Start) -> None:
     run = start(
         *("-m", "elastic_trainer", "run", "jobs/digits/job.yaml", "--set", f"storage={tmp_path}"),
