@@ -354,7 +354,7 @@ class Machine:
             if state.phase in (Phase.PARKING, Phase.STOPPING):
                 return []  # a long step or evaluation, or the save behind it; nobody is late who goes on training
             late = list(membership.members(state))
-            return [KillWorker(w, f"did not leave its group within {limits.leave_s:g} s") for w in late]
+            return [KillWorker(w, "did not leave its group in time") for w in late]
         return []
 
     def _of(self, worker: Worker) -> WorkerState | None:

@@ -65,7 +65,9 @@ def fault(state: State, limits: Limits, why: str, now: float, *, is_symptom: boo
     if all_done(state):
         return []  # nothing is missing from the run any more
     # who neither forms nor leaves hangs where nothing takes long
-    bound = limits.form_s if state.phase is Phase.FORMING else limits.leave_s
+    bound = limits.leave_s
+    if state.phase is Phase.FORMING:
+        bound, state.reached = limits.form_s, []  # it may be that some do not reach each other any more
     left = members(state)
     state.phase, state.why, state.form_until = Phase.ABORTING, why, None
     state.why_is_symptom = is_symptom

@@ -176,7 +176,7 @@ def _silent(state: State, limits: Limits, now: float) -> list[Effect]:
         if not evidence and silent_s < UNHEARD_S:
             continue
         host.is_given_up = True
-        state.reached = [each for each in state.reached if each != node]
+        state.reached = []  # what has taken one host away may have parted others
         why = f"host {host.name} has said nothing for {silent_s:.1f} s{evidence or ' and takes no orders'}"
         effects = _give_up(state, limits, lost, why, now)
         if state.store is not None and state.store[0] == host.address:

@@ -28,6 +28,7 @@ from elastic_trainer.training.device import Device, Host
 from elastic_trainer.training.rendezvous import Rendezvous
 from elastic_trainer.vocabulary import Token
 
+LISTENS_TIMES = 6  # who is to be connected to waits five of gloo's time-outs for that; nothing interrupts it
 LOOK_UP = timedelta(milliseconds=20)  # how late a wait may notice an abort that gloo does not tell it about
 
 
@@ -93,7 +94,8 @@ class GlooBackend:
         try:
             arrival = self._rendezvous.arrive(token, rank, world_size, store, is_superseded)
             before = _sockets()
-            dist.init_process_group("gloo", store=arrival.store, rank=rank, world_size=world_size, timeout=arrival.left)
+            timeout = arrival.left / LISTENS_TIMES
+            dist.init_process_group("gloo", store=arrival.store, rank=rank, world_size=world_size, timeout=timeout)
             opened = [(fd, link) for fd, link in _sockets().items() if before.get(fd) != link]
             published = arrival.exchange("ports", ",".join(map(str, _listening_ports(opened))))
         except (RuntimeError, CollectiveFailed) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,8 @@ import torch.distributed as dist
 from elastic_trainer.errors import CollectiveFailed
 from elastic_trainer.training.gloo import GlooBackend
 from elastic_trainer.vocabulary import Token
+from jobs.rig import Rig, why_not
+from tests.rotation import turn
 from tests.training.groups import CONTEXT
 
 
@@ -153,6 +157,52 @@ def test_a_peer_that_never_comes_is_named_within_the_bound(ranks: Ranks) -> None
     start = time.monotonic()
     assert "ranks 1 did not arrive" in ranks.hear(0)
     assert time.monotonic() - start < 8.0
+
+
+FORM = """
+import os, sys
+os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+from elastic_trainer.errors import CollectiveFailed
+from elastic_trainer.training.gloo import GlooBackend
+from elastic_trainer.vocabulary import Token
+backend = GlooBackend("test", form_s={form_s}, collective_s=600.0)
+try:
+    backend.form(Token(1, 1), int(sys.argv[1]), 2, ("{store}", 5555), lambda: False)
+except CollectiveFailed:
+    sys.exit(3)
+"""
+STORE = """
+import time, torch.distributed as dist
+store = dist.TCPStore("0.0.0.0", 5555, is_master=True, wait_for_workers=False)
+print("up", flush=True)
+time.sleep(200)
+"""
+
+
+@turn(4, 9)
+def test_hosts_that_cannot_reach_each_other_give_a_formation_up_within_its_bound() -> None:
+    """Both reach the store; who is to be connected to hears nothing at all, and gloo waits five time-outs for that."""
+    if refused := why_not():
+        pytest.skip(refused)
+    form_s = 6.0
+    rig = Rig(2)
+    try:
+        for host in rig.hosts:
+            host.switch_on()
+        store = rig.hosts[0].start([sys.executable, "-c", STORE], stdout=subprocess.PIPE)
+        assert store.stdout is not None
+        assert store.stdout.readline() == b"up\n"
+        code = FORM.format(form_s=form_s, store=rig.hosts[0].address)
+        for host in rig.hosts[1:]:
+            host.isolate()
+        ranks = [host.start([sys.executable, "-c", code, str(rank)]) for rank, host in enumerate(rig.hosts[1:])]
+        began = time.monotonic()
+        assert [rank.wait(60) for rank in ranks] == [3, 3]
+        assert time.monotonic() - began < form_s + 12  # to start an interpreter with torch takes seconds
+    finally:
+        rig.close()
+    store.stdout.close()
+    store.wait(10)
 
 
 def test_a_newer_order_ends_the_wait_for_peers() -> None:
