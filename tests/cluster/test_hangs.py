@@ -107,7 +107,7 @@ def test_a_store_that_takes_long_is_no_hang(fit: Fit, s3: S3Server, capsys: pyte
         proxy.plan = plan
         result = fit(
             NetTask(delay_s=0.002, evaluate=False),
-            steps=200,
+            steps=100,
             checkpoint={"every_steps": STEP},
             storage=s3.url(),
             storage_options=s3.options(proxy.port),
