@@ -160,6 +160,11 @@ class Harness:
         os.kill(process.pid, signum)
         return worker
 
+    def lose_store(self) -> None:
+        """The rendezvous store's sockets close, as when its process dies."""
+        self._store = None
+        self.put(e.StoreLost("its process died"))
+
     def put(self, event: e.Event) -> None:
         """Let something happen."""
         self._events.put(event)

@@ -55,6 +55,7 @@ class Faults:
         dies_at: (verdict, seconds): the process kills itself so long after its own so many-th verdict has arrived.
         stale: The so many-th verdict ends here with what the one before it left, as if a peer had given up.
         misses: The so many-th verdict arrives everywhere else, and here never until an abort.
+        misses_when: A folder; a file there named by a process makes its next verdict such a one.
         hangs_in_init: The so many-th communicator of the process is never ready.
         device_fails_at: The so many-th verdict makes the device fail for good.
     """
@@ -62,6 +63,7 @@ class Faults:
     garbage: str = "partial"
     dies_at: tuple[int, float] | None = None
     misses: int | None = None
+    misses_when: str | None = None
     stale: int | None = None
     hangs_in_init: int | None = None
     device_fails_at: int | None = None
@@ -366,7 +368,7 @@ class NcclLikeGroup(dist.ProcessGroup):
                 if number and faults.stale == number:
                     for output, each in zip(outputs, before, strict=True):
                         output.copy_((each - 1) * self._size)
-                if number and faults.misses == number:
+                if number and (faults.misses == number or _is_told(faults.misses_when)):
                     raise RuntimeError("it arrived, but not here")
             except RuntimeError:
                 self._is_aborted.wait()  # no error: it hangs, until an abort
@@ -414,6 +416,16 @@ class NcclLikeGroup(dist.ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
         flat = [each for some in outputs for each in some]
         return self._collective(flat, lambda group: group.allgather(outputs, inputs, AllgatherOptions()))
+
+
+def _is_told(folder: str | None) -> bool:
+    if folder is None:
+        return False
+    try:
+        os.unlink(f"{folder}/{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _spoil(tensor: torch.Tensor, garbage: str) -> None:

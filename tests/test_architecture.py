@@ -44,7 +44,6 @@ TESTED_ELSEWHERE = {
     "cluster/logs.py": "test_commands.py",
     "cluster/chronicle.py": "cluster/test_controller.py",  # actors and what only whole runs show
     "cluster/cluster_process.py": "cluster/test_endings.py",
-    "cluster/rendezvous.py": "cluster/test_endings.py",
     "cluster/worker.py": "cluster/test_endings.py",
     "commands/place.py": "test_commands.py",
     "commands/runs.py": "test_commands.py",

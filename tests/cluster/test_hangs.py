@@ -140,7 +140,7 @@ def test_a_slow_worker_gets_fewer_slices(fit: Fit) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [pytest.param(10.0, 1200, marks=turn(1, 6)), pytest.param(60.0, 6000, marks=pytest.mark.soak)],
+    [*rotating([(10.0, 1200)], 1, 1, 6), pytest.param(60.0, 6000, marks=pytest.mark.soak)],
 )
 def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit, seconds: float, steps: int) -> None:
     result = fit(SlowBuildTask(seconds), KillAt([(40, (1,))]), steps=steps)

@@ -22,7 +22,7 @@ from elastic_trainer.training.settings import TrainSettings
 from elastic_trainer.vocabulary import Worker
 from tests.harness import Harness, Outcome, settings_for
 from tests.rotation import turn
-from tests.tasks import NetTask
+from tests.tasks import ExactTask, NetTask
 from tests.training.groups import backend, on_ranks
 from tests.training.test_run import assert_same_run
 
@@ -196,3 +196,24 @@ def test_a_peer_that_dies_before_the_first_collective_ends_no_wait_by_time(
 
     assert_same_run(outcome, undisturbed)
     assert time.monotonic() - start < 30.0  # a collective's time-out is 60 s
+
+
+def test_neither_the_store_nor_rank_0_is_needed_for_the_same_bits(settings: TrainSettings) -> None:
+    """As in pytorch#67742 and ray#59989: the store's process dies, and soon after the worker that has rank 0."""
+    done: list[str] = []
+
+    def on_step(harness: Harness, steps: int) -> None:
+        if steps >= 5 and not done:
+            done.append("store")
+            harness.lose_store()
+        elif steps >= 8 and done == ["store"]:
+            done.append("rank 0")
+            harness.kill(harness.machine.state.group[0].worker_id)
+
+    outcome = Harness(ExactTask, settings, workers=3, on_step=on_step).run()
+
+    reference = Harness(ExactTask, settings, workers=1).run()
+    assert outcome.status == "finished", outcome.reason
+    assert outcome.generations[1][1] >= 8, "the store's death alone is noticed by nobody"
+    assert outcome.losses == reference.losses
+    assert {each["digest"] for each in outcome.last_members} == {reference.final[0]["digest"]}
