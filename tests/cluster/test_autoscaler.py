@@ -24,7 +24,7 @@ def rig() -> Iterator[Rig]:
     made.close()
 
 
-@turn(3, 4)
+@turn(3, 12)
 def test_hosts_come_for_a_run_are_replaced_and_go_when_it_is_over(rig: Rig, tmp_path: Path, dataset: str) -> None:
     cloud = Cloud(rig)
     rig.start_head()

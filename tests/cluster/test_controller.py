@@ -40,7 +40,7 @@ def undisturbed(
     return ledger(Fit(cluster, tmp_path_factory.mktemp("reference"), dataset, held_out)(NetTask(), name="reference"))
 
 
-@turn(2, 3)
+@turn(0, 6)
 def test_steps_that_are_not_finite_are_left_out_and_three_in_a_row_sent_the_run_back_once(
     fit: Fit, dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,13 +80,14 @@ def random_kills(seed: int, count: int) -> list[tuple[int, tuple[int, ...]]]:
     return [(step, tuple(chooser.sample(range(3), chooser.choice([1, 1, 2])))) for step in steps]
 
 
+@turn(0, 2)
 def test_kills_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
     fit: Fit, undisturbed: dict[int, tuple[int, str]], seed_of_the_day: int
 ) -> None:
     check_kills(fit, undisturbed, random_kills(seed_of_the_day, 1))
 
 
-@turn(0, 3)
+@turn(1, 6)
 def test_two_of_three_killed_at_once_leave_one_that_goes_on(fit: Fit, undisturbed: dict[int, tuple[int, str]]) -> None:
     check_kills(fit, undisturbed, [(20, (0, 1))])
 
@@ -103,7 +104,7 @@ def test_each_rank_killed(fit: Fit, undisturbed: dict[int, tuple[int, str]], ran
     check_kills(fit, undisturbed, [(30, (rank,))])
 
 
-@turn(1, 3)
+@turn(2, 6)
 def test_a_replacement_is_back_before_the_end(fit: Fit) -> None:
     result = fit(SLOW(), KillAt([(20, (1,))]), steps=300)
 
@@ -120,7 +121,7 @@ def fails(fit: Fit, task: Any, **fields: Any) -> str:
     return str(caught.value)
 
 
-@turn(0, 3)
+@turn(3, 6)
 def test_an_error_while_the_group_is_set_up_is_tried_again_and_the_next_run_can_start(fit: Fit) -> None:
     """Ray Train 2.60 ends the run and leaks its placement group, so that the next one waits for ever."""
     first, second = fit(UnluckyTask(), steps=30), fit(NetTask(), steps=30, name="next")
@@ -130,7 +131,7 @@ def test_an_error_while_the_group_is_set_up_is_tried_again_and_the_next_run_can_
     assert (first.summary["samples_missing"], first.summary["samples_repeated"]) == (0, 0)
 
 
-@turn(2, 3)
+@turn(4, 6)
 def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) -> None:
     message = fails(fit, RaisingTask("build"))
 
@@ -140,7 +141,7 @@ def test_an_exception_in_build_model_is_told_with_the_users_traceback(fit: Fit) 
     assert "elastic_trainer/training" not in message.split("ValueError")[0].replace("training/task.py", "")
 
 
-@turn(1, 3)
+@turn(5, 6)
 def test_an_exception_in_loss_names_rank_and_step(fit: Fit) -> None:
     message = fails(fit, RaisingTask("loss", step=3, rank=1))
 
@@ -149,7 +150,7 @@ def test_an_exception_in_loss_names_rank_and_step(fit: Fit) -> None:
     assert "raised on purpose in loss" in message
 
 
-@turn(0, 3)
+@turn(0, 6)
 def test_a_deterministic_exception_at_step_7_stops_after_three_tries(fit: Fit) -> None:
     message = fails(fit, RaisingTask("loss", step=7))
 
@@ -157,7 +158,7 @@ def test_a_deterministic_exception_at_step_7_stops_after_three_tries(fit: Fit) -
     assert "at step 7 (loss)" in message
 
 
-@turn(2, 3)
+@turn(1, 6)
 def test_an_exception_that_passes_does_not_end_the_run(fit: Fit) -> None:
     summary = fit(RaisingTask("loss", step=7, worker_id=1, times=2)).summary
 
@@ -165,7 +166,7 @@ def test_an_exception_that_passes_does_not_end_the_run(fit: Fit) -> None:
     assert summary["survivor_pids_unchanged"]
 
 
-@turn(2, 3)
+@turn(2, 6)
 def test_a_callback_that_raises_is_a_warning(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(RaisingTask("on_step", times=1)).summary["status"] == "finished"
     assert "on_step raised at step 0, training goes on: ValueError" in capsys.readouterr().out
@@ -186,14 +187,14 @@ def test_a_task_that_breaks_a_rule_is_told_what_to_do(fit: Fit, task: Any, told:
     assert told in fails(fit, task)
 
 
-@turn(1, 3)
+@turn(3, 6)
 def test_a_batch_norm_that_meets_a_single_row_says_what_to_change(fit: Fit) -> None:
     message = fails(fit, NetTask(), micro_batch=1, logical_ranks=24)
 
     assert "A batch-norm met a micro-batch of a single row" in message
 
 
-@turn(1, 3)
+@turn(4, 6)
 def test_a_damaged_data_file_is_named(fit: Fit, dataset: str, tmp_path: Path) -> None:
     import shutil
 
@@ -218,7 +219,7 @@ def test_too_few_resources_are_told_with_what_was_asked_and_what_there_is(fit: F
     assert "3 fit" in str(caught.value)
 
 
-@turn(1, 3)
+@turn(5, 6)
 def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
     scaling = {"min_workers": 4, "max_workers": 4, "resources_per_worker": {"CPU": 1}, "wait_s": 3.0}
     message = fails(fit, NetTask(), scaling=scaling)
@@ -226,7 +227,7 @@ def test_too_few_resources_are_waited_for_as_configured(fit: Fit) -> None:
     assert "only 3 of at least 4 workers found their resources" in message
 
 
-@turn(2, 3)
+@turn(0, 6)
 def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     fit: Fit, undisturbed: dict[int, tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +250,7 @@ def test_a_controller_that_is_gone_for_good_is_replaced_by_the_next_submission(
     assert ledger(result) == undisturbed
 
 
-@turn(0, 3)
+@turn(1, 6)
 def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be left is found by the fixture that follows every test here."""
     monkeypatch.setattr("elastic_trainer.following.BACK_S", 1.0)
@@ -262,7 +263,7 @@ def test_without_any_controller_everything_ends_by_itself(fit: Fit, monkeypatch:
         fit(functools.partial(NetTask, delay_s=0.02)(), on_standing, timeouts={"orphan_s": 3.0})
 
 
-@turn(1, 3)
+@turn(2, 6)
 def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> None:
     class Local(NetTask):
         pass
@@ -270,7 +271,7 @@ def test_a_task_defined_where_it_is_used_travels_to_the_workers(fit: Fit) -> Non
     assert fit(Local(), steps=5).summary["status"] == "finished"
 
 
-@turn(1, 3)
+@turn(3, 6)
 def test_a_spare_takes_over_without_the_time_that_a_new_process_needs(fit: Fit) -> None:
     spare: list[str] = []
 
@@ -288,7 +289,7 @@ def test_a_spare_takes_over_without_the_time_that_a_new_process_needs(fit: Fit) 
     assert (summary["samples_missing"], summary["samples_repeated"]) == (0, 0)
 
 
-@turn(2, 3)
+@turn(4, 6)
 def test_a_run_goes_on_with_fewer_and_with_more_workers(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 

@@ -42,7 +42,7 @@ def fields_for(phase: str) -> dict[str, Any]:
 STOPS = [(phase, signum) for signum in (signal.SIGINT, signal.SIGTERM) for phase in PHASES]
 
 
-@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 1))
+@pytest.mark.parametrize(("phase", "signum"), rotating(STOPS, 1, 0, 2))
 def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.Signals, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -58,7 +58,7 @@ def test_a_stop_signal_ends_the_run_with_its_summary(phase: str, signum: signal.
         assert run.summary()["samples_missing"] == 0
 
 
-@turn(1, 2)
+@turn(1, 4)
 def test_a_second_signal_does_not_wait_for_the_step(start: Start) -> None:
     run = start(task="tests.tasks:StuckTask", task_args={})
     run.await_line("stuck now")
@@ -71,7 +71,7 @@ def test_a_second_signal_does_not_wait_for_the_step(start: Start) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", rotating(PHASES, 1))
+@pytest.mark.parametrize("phase", rotating(PHASES, 1, 1, 2))
 def test_a_killed_driver_takes_its_cluster_along(phase: str, start: Start) -> None:
     run = start(**fields_for(phase))
     reach(run, phase)
@@ -95,7 +95,7 @@ def test_a_finished_run_leaves_nothing_and_a_whole_summary(start: Start) -> None
     assert run.lines[-1] == str(run.summary_path)
 
 
-@turn(0, 2)
+@turn(2, 4)
 def test_a_workers_children_end_with_it(start: Start) -> None:
     run = start(task="tests.tasks:ForkingTask", task_args={})
     run.await_pids("sleep 1234", 2)
@@ -114,7 +114,7 @@ def test_a_workers_children_end_with_it(start: Start) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("role", rotating(["ray::NodeAgent", "ray::RendezvousStore"], 1))
+@pytest.mark.parametrize("role", rotating(["ray::NodeAgent", "ray::RendezvousStore"], 1, 3, 4))
 def test_the_runs_own_helpers_may_die(role: str, start: Start) -> None:
     """The store's death is not even noticed by the group; an agent's takes its workers along, which are replaced."""
     run = start(steps=600, evaluate_every=20)

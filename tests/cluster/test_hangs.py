@@ -49,7 +49,7 @@ def check_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str], most_s: f
     return out
 
 
-@pytest.mark.parametrize("how", rotating(HANGS, 1, 0, 2))
+@pytest.mark.parametrize("how", rotating(HANGS, 1, 0, 3))
 def test_a_worker_that_hangs_is_named_with_its_stacks_and_replaced(
     fit: Fit, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_worker_that_spins_waits_for_data_or_hangs_in_a_save_has_half_a_minute
     assert "30.0 s are its budget there" in out
 
 
-@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long", "calls back long"], 1, 1, 3))
+@pytest.mark.parametrize("how", rotating(["collects garbage", "evaluates long", "calls back long"], 1, 2, 6))
 def test_long_work_is_no_hang(fit: Fit, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     worker_id = 0 if how == "calls back long" else 1  # only rank 0 is called back
     result = fit(HangingTask(how, worker_id=worker_id, step=STEP), steps=150, evaluate_every=75)
@@ -117,7 +117,7 @@ def test_a_store_that_takes_long_is_no_hang(fit: Fit, s3: S3Server, capsys: pyte
     assert len(result.summary["generations"]) == 1, capsys.readouterr().out
 
 
-@turn(2, 3)
+@turn(4, 6)
 def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     result = fit(SlowWorkerTask(worker_id=1, from_step=STEP), steps=120)
     assert result.summary["status"] == "finished"
@@ -127,7 +127,7 @@ def test_a_worker_that_everybody_waits_for_is_named(fit: Fit, capsys: pytest.Cap
     assert "w1.0 on host" in named[0]
 
 
-@turn(0, 3)
+@turn(2, 6)
 def test_a_slow_worker_gets_fewer_slices(fit: Fit) -> None:
     scaling = {"max_workers": 3, "stragglers": "relieve"}
     result = fit(SlowWorkerTask(worker_id=1, from_step=STEP), steps=240, scaling=scaling)
@@ -140,7 +140,7 @@ def test_a_slow_worker_gets_fewer_slices(fit: Fit) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [*rotating([(10.0, 1200)], 1, 1, 6), pytest.param(60.0, 6000, marks=pytest.mark.soak)],
+    [*rotating([(10.0, 1200)], 1, 10, 12), pytest.param(60.0, 6000, marks=pytest.mark.soak)],
 )
 def test_a_newcomer_that_builds_for_long_holds_nobody_up(fit: Fit, seconds: float, steps: int) -> None:
     result = fit(SlowBuildTask(seconds), KillAt([(40, (1,))]), steps=steps)
@@ -179,7 +179,7 @@ def full_load() -> Iterator[None]:
         process.wait()
 
 
-@turn(1, 3)
+@turn(1, 6)
 @pytest.mark.timeout(LOADED_S + 240)
 def test_nobody_is_given_up_under_full_load(start: Start, full_load: None) -> None:
     run = start(

@@ -178,7 +178,7 @@ def test_a_host_that_comes_is_taken_in_at_a_step_boundary(train: Callable[..., H
     assert run.longest_pause() < 3.0
 
 
-@pytest.mark.parametrize("seed", rotating(range(16), 1, 1, 2))
+@pytest.mark.parametrize("seed", rotating(range(16), 1, 1, 3))
 def test_two_faults_at_random_moments_leave_the_ledger_of_an_undisturbed_run(
     train: Callable[..., HostsRun], seed: int
 ) -> None:
@@ -218,7 +218,7 @@ COLLECT_S = 0.6  # long enough to strike in
         [(fault, workers, phase) for phase in ("save", "state") for workers in (2, 3, 4) for fault in FAULTS],
         1,
         0,
-        2,
+        3,
     ),
 )
 def test_a_fault_inside_a_save_or_a_rebuild_leaves_the_ledger_of_an_undisturbed_run(

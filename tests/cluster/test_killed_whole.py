@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, dataset: str) -> Any:
     return outcome(folder / "runs/job")
 
 
-@pytest.mark.parametrize("seed", rotating(range(20), 1))
+@pytest.mark.parametrize("seed", rotating(range(20), 1, 0, 2))
 def test_a_run_killed_whole_resumes_by_name(seed: int, dataset: str, undisturbed: Any, tmp_path: Path) -> None:
     chooser = random.Random(seed)
     config = job_config(tmp_path, dataset, None, **FIELDS)
