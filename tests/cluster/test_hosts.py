@@ -250,4 +250,5 @@ def test_a_fault_inside_a_save_or_a_rebuild_leaves_the_ledger_of_an_undisturbed_
     summary = run.finish(180)
 
     assert summary["steps"] == 400
-    assert len(summary["generations"]) > (1 if phase == "save" else 3) or fault == "slow"
+    # a generation that was struck before it had formed is not among the listed ones, but has its number
+    assert summary["generations"][-1]["generation"] > (1 if phase == "save" else 3) or fault == "slow"
