@@ -66,7 +66,9 @@ class RayCluster:
     def add_node_without(self, folder: Path, cpus: int) -> None:
         """Another node, with a mount namespace of its own in which `folder` is empty and its own."""
         apart = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(folder)]
-        self.nodes.append(self._start(cpus, [f"--address={self.address}"], apart))
+        # a raylet removes and unpacks anew the sent code that it finds in its folder, also under another's worker
+        own = f"--temp-dir={self.temp}/{len(self.nodes)}"
+        self.nodes.append(self._start(cpus, [f"--address={self.address}", own], apart))
 
     def _start(self, cpus: int, role: Sequence[str], inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         command = [*inside, str(BIN / "ray"), "start", "--block", f"--num-cpus={cpus}", *role]
