@@ -92,7 +92,7 @@ def test_a_save_that_takes_long_to_copy_is_no_hang(
     assert longest_pause(result.path) > 15
 
 
-@turn(3, 6)
+@turn(3, 12)
 def test_a_store_that_takes_long_is_no_hang(fit: Fit, s3: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
     """Training goes on beside the first save, and the last one, behind it, is waited for."""
     late: list[str] = []

@@ -48,7 +48,7 @@ def train(tmp_path: Path, dataset: str) -> Iterator[Callable[..., CommandRun]]:
         run.clean_up()
 
 
-@turn(1, 4)
+@turn(2, 8)
 def test_training_goes_on_while_a_head_that_keeps_its_state_is_away(
     make_rig: Callable[..., Rig], train: Callable[..., CommandRun]
 ) -> None:
@@ -70,7 +70,7 @@ def test_training_goes_on_while_a_head_that_keeps_its_state_is_away(
     assert (summary["samples_missing"], summary["samples_repeated"], summary["steps_redone"]) == (0, 0, 0)
 
 
-@turn(2, 4)
+@turn(6, 8)
 def test_without_it_the_run_resumes_by_name_in_the_next_cluster(
     make_rig: Callable[..., Rig], train: Callable[..., CommandRun]
 ) -> None:
