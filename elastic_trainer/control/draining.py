@@ -65,7 +65,5 @@ def _when(left_s: float) -> str:
 
 def staying(state: State, limits: Limits, ready: list[Worker]) -> list[Worker]:
     """Of those that could form a generation the ones on hosts that stay, if they are enough and have the state."""
-    best = quorum.most_advanced(state)
     kept = [worker for worker in ready if not quorum.is_going(state, worker)]
-    has_state = best is None or any(state.workers[worker.worker_id].holds == best for worker in kept)
-    return kept if has_state and len(kept) >= limits.min_workers else ready
+    return quorum.if_enough(state, limits, kept, ready)

@@ -43,10 +43,7 @@ def settled(state: State, workers: list[Worker], now: float) -> list[Worker]:
 
 def steady(state: State, limits: Limits, ready: list[Worker], now: float) -> list[Worker]:
     """Of those that could form a generation the ones that may, if they are enough and have the state."""
-    best = quorum.most_advanced(state)
-    kept = settled(state, ready, now)
-    has_state = best is None or any(state.workers[worker.worker_id].holds == best for worker in kept)
-    return kept if has_state and len(kept) >= limits.min_workers else ready
+    return quorum.if_enough(state, limits, settled(state, ready, now), ready)
 
 
 def next_deadline(state: State, now: float) -> float | None:

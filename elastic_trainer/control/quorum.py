@@ -21,7 +21,7 @@ def ready_workers(state: State) -> list[Worker]:
     nodes: dict[str, list[int]] = {}
     for worker in warm:
         nodes.setdefault(node_of(state, worker), []).append(worker.worker_id)
-    chosen = reachability.largest(nodes, state.apart)
+    chosen = reachability.largest(nodes, state.apart, {node_of(state, worker) for worker in with_state(state, warm)})
     return [worker for worker in warm if node_of(state, worker) in chosen]
 
 
@@ -57,6 +57,17 @@ def most_advanced(state: State) -> int | None:
     return max((each.holds for each in state.workers.values() if each.holds is not None), default=None)
 
 
+def with_state(state: State, workers: Iterable[Worker]) -> list[Worker]:
+    """Those of these workers whose state is the most advanced; all when nobody has state that counts."""
+    best = most_advanced(state)
+    return [worker for worker in workers if best is None or state.workers[worker.worker_id].holds == best]
+
+
+def if_enough(state: State, limits: Limits, kept: list[Worker], ready: list[Worker]) -> list[Worker]:
+    """Of those that could form a generation the kept ones, if they are enough and have the state; else all."""
+    return kept if with_state(state, kept) and len(kept) >= limits.min_workers else ready
+
+
 class Missing(NamedTuple):
     """What a generation waits for. A kind is told once, however its numbers change."""
 
@@ -72,7 +83,7 @@ def waits_for(state: State, limits: Limits, now: float) -> Missing | None:
     if state.store is None:
         return Missing("store", "waiting for the rendezvous store")
     best = most_advanced(state)
-    if best is not None and not any(state.workers[worker.worker_id].holds == best for worker in ready):
+    if not with_state(state, ready):
         return Missing("state", f"waiting for the worker that has done {best} steps")
     unheard = [steps for _, steps in state.unknown if best is None or steps > best]
     if unheard:

@@ -8,28 +8,35 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 
-def largest(workers_of: Mapping[str, Sequence[int]], unreachable: Collection[tuple[str, str]]) -> set[str]:
+def largest(
+    workers_of: Mapping[str, Sequence[int]],
+    unreachable: Collection[tuple[str, str]],
+    with_state: Collection[str] = (),
+    least: int = 1,
+) -> set[str]:
     """The nodes of the largest set in which everybody reaches everybody.
 
     Args:
         workers_of: By node, the ids of its workers.
         unreachable: Pairs of nodes, in either order.
+        with_state: Nodes with a worker whose state the run goes on from.
+        least: Workers without which no set can go on.
 
     Returns:
-        The set with the most workers; among equals the one with the lowest worker ids.
+        The set with the most workers, of those that have the state and can go on if there are any: without the state
+        done steps are done again. Among equals the one with the lowest worker ids.
     """
     apart: dict[str, set[str]] = {node: set() for node in workers_of}
     for a, b in unreachable:
         if a in apart and b in apart and a != b:
             apart[a].add(b)
             apart[b].add(a)
-    best: tuple[int, list[int]] | None = None
-    chosen: set[str] = set()
-    for clique in _cliques(set(), set(workers_of), set(), apart):
+
+    def order(clique: set[str]) -> tuple[bool, int, list[int]]:
         ids = sorted(each for node in clique for each in workers_of[node])
-        if best is None or (-len(ids), ids) < (-best[0], best[1]):
-            best, chosen = (len(ids), ids), clique
-    return chosen
+        return clique.isdisjoint(with_state) or len(ids) < least, -len(ids), ids
+
+    return min(_cliques(set(), set(workers_of), set(), apart), key=order)
 
 
 def _cliques(clique: set[str], open_: set[str], closed: set[str], apart: Mapping[str, set[str]]) -> list[set[str]]:

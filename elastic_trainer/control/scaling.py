@@ -70,7 +70,6 @@ def retire(state: State, limits: Limits, now: float) -> list[Effect] | None:
 
 def wanted(state: State, limits: Limits) -> list[Worker]:
     """Of the workers that could form a generation those that are wanted, if they have the state."""
-    ready, best = quorum.ready_workers(state), quorum.most_advanced(state)
+    ready = quorum.ready_workers(state)
     kept = [worker for worker in ready if worker.worker_id < state.slots]
-    has_state = best is None or any(state.workers[worker.worker_id].holds == best for worker in kept)
-    return kept if has_state and len(kept) >= limits.min_workers else ready
+    return quorum.if_enough(state, limits, kept, ready)

@@ -99,7 +99,10 @@ def suspect(state: State, limits: Limits, now: float) -> list[Effect] | None:
 
 
 def probed(state: State, limits: Limits, event: HostsProbed, now: float) -> list[Effect]:
-    """Of members that all wait for each other, the largest set goes on in which everybody reaches everybody."""
+    """Of members that all wait for each other, the largest set goes on in which everybody reaches everybody.
+
+    If it can be, one that has the state.
+    """
     state.probe_at, state.retry_at = now + PROBE_S, now + AGAIN_S
     state.reached = sorted({*state.reached, *event.nodes})
     before = [(a, b) for a, b in state.apart if a not in event.nodes or b not in event.nodes]
@@ -111,7 +114,8 @@ def probed(state: State, limits: Limits, event: HostsProbed, now: float) -> list
     nodes: dict[str, list[int]] = {}
     for seen in waiting:
         nodes.setdefault(seen.node, []).append(seen.worker.worker_id)
-    chosen = reachability.largest(nodes, event.unreachable)
+    with_state = {quorum.node_of(state, each) for each in quorum.with_state(state, [seen.worker for seen in waiting])}
+    chosen = reachability.largest(nodes, event.unreachable, with_state, limits.min_workers)
     if len(chosen) == len(nodes):
         if all(now - seen.since >= _patience_s(seen) for seen in waiting):
             # everybody reaches everybody: what was lost on the way does not come any more

@@ -140,7 +140,7 @@ def test_a_worker_that_waits_for_a_controller_in_vain_ends(start: Start) -> None
 @turn(7, 12)
 def test_of_two_clusters_that_start_one_run_the_later_has_it(start: Start) -> None:
     """The controller of the other one stops at its next entry in the log, and says why."""
-    fields = {"steps": 800, "task_args": {"delay_s": 0.05}, "checkpoint": {"every_steps": 20}}
+    fields = {"steps": 250, "task_args": {"delay_s": 0.05}, "checkpoint": {"every_steps": 20}}
     first = start(**fields)
     first.await_line("workers  saved ")
     second = start(**fields)
@@ -148,7 +148,7 @@ def test_of_two_clusters_that_start_one_run_the_later_has_it(start: Start) -> No
     assert first.end(90) != 0
     assert "taken over" in first.output
     assert second.end(120) == 0, second.output
-    assert_exact(second, 800)
+    assert_exact(second, 250)
     first.assert_nothing_left()
 
 

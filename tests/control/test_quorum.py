@@ -27,6 +27,13 @@ def test_warm_workers_are_ready() -> None:
     assert waits_for(state, LIMITS, 5.0) is None
 
 
+def test_the_one_that_has_the_state_is_ready_before_others_that_it_cannot_reach() -> None:
+    state = state_with((Stage.WARM, None), (Stage.WARM, None), (Stage.WARM, 7))
+    state.apart = [("w0.0", "w2.0"), ("w1.0", "w2.0")]  # not heard of yet: they are named for themselves
+
+    assert ready_workers(state) == [Worker(2, 0)]
+
+
 @pytest.mark.parametrize(
     ("state", "kind"),
     [

@@ -199,6 +199,37 @@ def test_members_that_all_wait_are_asked_who_can_reach_whom() -> None:
     assert abort.reason == "w2.0 lost while training: host0 (10.0.0.0) and host2 (10.0.0.2) cannot reach each other"
 
 
+def test_of_a_newcomer_and_the_one_that_has_the_state_the_newcomer_goes() -> None:
+    cluster = Cluster(workers=2)
+    cluster.silent.add(W[0])
+    cluster.waits(W[1])
+    cluster.until_given_up(5)
+    cluster.silent.clear()
+    cluster.take(e.GroupLeft(W[1], TOKEN, e.Left.ORDERED, 5))
+    cluster.moving.clear()
+    cluster.pass_time(0.3)
+    cluster.take(e.GenerationJoined(W[1], Token(1, 2), 5))
+    cluster.moving.add(W[1])
+    again = Worker(0, 1)
+    cluster.where[again] = cluster.where.pop(W[0])
+    cluster.take(e.WorkerPlaced(again))
+    cluster.beat(again)
+    cluster.take(e.WorkerWarm(again, 0, None))
+    cluster.pass_time(0.3)
+    cluster.take(e.GroupLeft(W[1], Token(1, 2), e.Left.ORDERED, 6))
+    cluster.pass_time(0.3)
+    assert [each.ranks for each in cluster.effects if isinstance(each, f.FormGeneration)][-1] == (W[1], again)
+    cluster.effects.clear()
+
+    cluster.unreachable = (("n0", "n1"),)
+    cluster.moving.clear()
+    for w in (again, W[1]):
+        cluster.enter(w, e.TaskPhase.STATE)
+    _, killed, _ = cluster.until_given_up(5)
+
+    assert killed == [again]
+
+
 def test_a_long_exchange_between_hosts_that_reach_each_other_is_let_go_on() -> None:
     cluster = Cluster()
     for w in W[:3]:
